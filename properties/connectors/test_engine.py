@@ -132,7 +132,7 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
 
 
 @pytest.mark.parametrize("setting", ["dcp_size", "attn_cp_size"])
-def test_ranks_that_share_contexts_are_not_watched(toy: Toy, setting: str) -> None:
+def test_ranks_whose_part_of_a_context_is_not_known_are_not_watched(toy: Toy, setting: str) -> None:
     vars(toy.runner.server_args)[setting] = 2
     toy.prefill()
     toy.write(torch.tensor([21]))

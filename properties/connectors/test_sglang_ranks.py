@@ -19,6 +19,10 @@ def test_a_release_has_its_ranks_in_one_object(monkeypatch: pytest.MonkeyPatch) 
     held = SimpleNamespace(attn_tp_rank=1, attn_tp_size=2, pp_rank=0, pp_size=1)
     monkeypatch.setitem(sys.modules, CONTEXT, SimpleNamespace(get_parallel=lambda: held))
     assert rank_of(SimpleNamespace()) == {"tp": (1, 2)}
+    vars(held).update(attn_tp_rank=3, attn_tp_size=4, attn_dcp_rank=1, attn_dcp_size=2)
+    assert rank_of(SimpleNamespace()) == {"tp": (1, 2), "dcp": (1, 2)}
+    vars(held).update(attn_tp_rank=1, attn_tp_size=2)
+    assert rank_of(SimpleNamespace()) == {"dcp": (1, 2)}
 
 
 def test_an_older_release_has_a_function_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,13 @@ from paritybit.connectors.following import expected, implied_by
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.attention import lists_of
 from paritybit.connectors.sglang.models import SglangModel
-from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
+from paritybit.connectors.sglang.pools import (
+    LOCATIONS,
+    NAME,
+    SglangPool,
+    SglangStates,
+    described,
+)
 from paritybit.connectors.sglang.rows import (
     Rows,
     bases_of,
@@ -23,6 +29,7 @@ from paritybit.connectors.sglang.rows import (
     paths_of,
     space,
 )
+from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.checks import stale_input, wrong_list
 from paritybit.watch.facts import Forward, IndexList, Row
 from paritybit.watch.ledger import Ledger, Names
@@ -200,6 +207,33 @@ def test_a_list_that_agrees_with_a_wrong_field_is_not_to_blame() -> None:
     assert causes(TABLE[2, :5], TABLE[3, :3]) == ["req_pool_indices", "the list kv"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_share_contexts_list_their_own_positions(rank: int) -> None:
+    share = Share(rank, 2)
+    pool = described(parts.kept(parts.SubPool(50, 1)), None, share=share)
+    batch = batch_of("decode", [5, 3])
+    forward, found = forward_of(batch, KNOWN, pool, TABLE)
+    ledger = Ledger(pool.groups["full"], Names())
+    assert implied(found, "decode", LOCATIONS)["out_cache_loc"].tolist() == [34, 52]
+    assert pool.pages(torch.tensor([30, 31, 32, -2])).tolist() == [15, -1, 16, -1]
+
+    def texts(*rows: Tensor) -> list[str]:
+        padded = torch.zeros(1 - rank, dtype=torch.int64)  # Of one position, that of rank 0.
+        lists = SimpleNamespace(
+            kv_indptr=parts.bounds([*rows, padded]), kv_indices=torch.cat([*rows, padded])
+        )
+        backend = type("TritonAttnBackend", (), {"forward_metadata": lists})()
+        (given,) = lists_of(backend, pool, "decode", found, 3, graph=False)
+        return [one.text for one in wrong_list.judge(GivenList(1, forward, ledger, given))]
+
+    mine = [TABLE[1, :5][rank::2] // 2, TABLE[2, :3][rank::2] // 2]
+    assert texts(*mine) == []
+    first, *_ = texts(mine[0].roll(1), mine[1])
+    assert f"lists, for request a, position {rank} as slot" in first
+    assert "entries" in texts(mine[0][:-1], mine[1])[0]
+    assert "entries" in texts(mine[0], torch.cat((mine[1], mine[1])))[0]
+
+
 def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, SglangPool, Any]:
     """Return a forward, its pool, and the backend that lists its steps, with a padded request."""
     forward, found, pool = described_by(batch, topk)
@@ -355,7 +389,7 @@ def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -
         idle=lambda groups, locks, *_: told.update(groups, locks=locks),
         cached=lambda name, slots, evictable: told.update(counted=(name, slots, evictable)),
     )
-    pool = SimpleNamespace(slots=lambda _: {}, sliding=None)
+    pool = SimpleNamespace(slots=lambda _: {}, sliding=None, share=WHOLE)
     allocations.pool = pool  # type: ignore[assignment]
     owner = parts.Part(mamba_pool=parts.Part(), mamba_allocator=parts.Part(free_slots=free))
     allocations.states = SglangStates(parts.kept(owner))

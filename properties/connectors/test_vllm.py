@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from paritybit.connectors.sharing import Share
 from paritybit.connectors.vllm.batch import (
     Compressed,
     VllmBatch,
@@ -27,7 +28,7 @@ from paritybit.connectors.vllm.engine import (
     VllmEngine,
 )
 from paritybit.connectors.vllm.moving import unfollowed
-from paritybit.connectors.vllm.pools import Share, VllmPool, by_slot, described
+from paritybit.connectors.vllm.pools import VllmPool, by_slot, described
 from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, Row, same
 from paritybit.watch.lines import Lines

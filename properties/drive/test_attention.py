@@ -1,6 +1,7 @@
 """The arithmetic of attention over an engine's lists, against attention over each row alone."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -65,6 +66,50 @@ def test_decode_attends_to_all_that_a_row_lists(cap: float, with_sinks: bool) ->
         )
         torch.testing.assert_close(out[row : row + 1], right)
     assert out[1].eq(0).all()  # It lists nothing.
+
+
+def merged(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return attention to all keys from that to each part, by the logarithms of their weights."""
+    outs, sums = (torch.stack(one) for one in zip(*parts, strict=True))
+    return (outs * sums.softmax(0).nan_to_num()[..., None]).sum(0)
+
+
+def test_attention_to_parts_of_the_keys_makes_up_that_to_all() -> None:
+    k, v, ends, listed = rows()
+    q = torch.randn(3, HEADS, WIDTH, generator=torch.Generator().manual_seed(3))
+
+    def of(bounds: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        out, sums = torch.empty(3, HEADS, VALUES), torch.full((5, HEADS, 2), -math.inf)
+        decode(q, k, v, out, bounds, slots, WIDTH**-0.5, attn_lse=sums)
+        return out, sums[:3].logsumexp(-1)
+
+    every = [listed[ends[row] : ends[row + 1]] for row in range(3)]
+    halves = ([slots[rank::2] for slots in every] for rank in (0, 1))
+    parts = [of(torch.tensor([0, *map(len, half)]).cumsum(0), torch.cat(half)) for half in halves]
+    torch.testing.assert_close(merged(parts), of(ends, listed)[0])
+
+
+def test_a_prefix_and_a_prompt_can_be_attended_to_apart() -> None:
+    k, v, ends, listed = rows()
+    chance, total = torch.Generator().manual_seed(4), sum(QUERIES)
+    q = torch.randn(total, HEADS, WIDTH, generator=chance)
+    new: Any = {
+        "k_extend": torch.randn(total, GROUPS, WIDTH, generator=chance),
+        "v_extend": torch.randn(total, GROUPS, VALUES, generator=chance),
+    }
+    none = {name: one[:0] for name, one in new.items()}
+    starts = torch.tensor([0, *QUERIES]).cumsum(0)
+
+    def of(given: Any, **how: Any) -> tuple[Tensor, Tensor]:
+        out, sums = torch.empty(total, HEADS, VALUES), torch.empty(total, HEADS)
+        lists: Any = {"k_buffer": k, "v_buffer": v, "kv_indptr": ends, "kv_indices": listed}
+        ExtendAttention(
+            q_extend=q, o_extend=out, qo_indptr=starts, lse_extend=sums, **lists, **given, **how
+        ).run()
+        return out, sums
+
+    parts = [of(new, skip_prefix=True), of(none, skip_extend=True, is_causal=False)]
+    torch.testing.assert_close(merged(parts), of(new)[0])
 
 
 @pytest.mark.parametrize("window", [-1, 3])

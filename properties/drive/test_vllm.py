@@ -11,7 +11,7 @@ import pytest
 import torch
 from paritybit.harness.errors import CannotRunError
 
-from paritybit.connectors.vllm.pools import Share
+from paritybit.connectors.sharing import Share
 from paritybit.drive.adapters import Environment
 from paritybit.drive.answers import Answer
 from paritybit.drive.vllm import host

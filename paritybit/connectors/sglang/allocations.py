@@ -59,6 +59,12 @@ class Allocations(Transfers):
         if self.watcher is not None and name is not None:
             getattr(self.watcher, method)(name, *given)
 
+    def note_pages(self, part: Any, method: str, locations: Tensor, *lines: Stack) -> None:
+        """Report locations of an allocator to the watcher. Each first one of a page is its name."""
+        if self.pool is not None and self.names.get(part) in self.pool.groups:
+            locations = self.pool.pages(locations)
+        self.note(part, method, locations, *lines)
+
     # Allocations and frees.
 
     def free(self, allocator: Any, index: Tensor) -> None:
@@ -86,11 +92,11 @@ class Allocations(Transfers):
             for group, given, lines in reversed(self.collected):
                 if group == self.names.get(allocator):
                     here = torch.isin(rest, given // page * page) & (rest >= 0)
-                    self.note(allocator, "freed", rest.masked_fill(~here, -1), lines)
+                    self.note_pages(allocator, "freed", rest.masked_fill(~here, -1), lines)
                     rest = rest.masked_fill(here, -1)
             slots = rest
         if slots.numel():
-            self.note(allocator, "freed", slots)
+            self.note_pages(allocator, "freed", slots)
 
     def group(self, allocator: Any) -> None:
         """Forget the collected frees, because an allocator begins to collect others."""
@@ -107,16 +113,16 @@ class Allocations(Transfers):
     def allocate(self, result: Any, allocator: Any) -> None:
         """Report slots that an allocator allocates. A page is reported as a whole."""
         if result is not None:
-            self.note(allocator, "allocated", result)
+            self.note_pages(allocator, "allocated", result)
 
     def restore(self, original: Call, allocator: Any) -> None:
         """Report the slots that are free again after an allocator restored an earlier state."""
         name = self.names.get(allocator)
         if self.watcher is None or name is None:
             return
-        before = free_slots(allocator)
+        before = self.free_slots(allocator)
         original()
-        after = free_slots(allocator)
+        after = self.free_slots(allocator)
         known = torch.zeros(self.watcher.ledgers[name].slots, dtype=torch.bool, device=after.device)
         known[before] = True
         self.watcher.freed(name, after.masked_fill(known[after], -1))  # Waits for no device.
@@ -156,7 +162,7 @@ class Allocations(Transfers):
             self.watcher.cached(name, held[name], locked[name] + evictable[name])
         if quiet:
             slots = {
-                name: (free_slots(allocator), held[name])
+                name: (self.free_slots(allocator), held[name])
                 for name, allocator in self.allocators.items()
             }
             if rows is not None and self.states is not None and NAME in held:
@@ -164,8 +170,19 @@ class Allocations(Transfers):
             locks = None if rows is None else locked
             self.watcher.idle(slots, locks, rows, self.on_host(cache))
 
+    def free_slots(self, allocator: Any) -> Tensor:
+        """Return the free slots of an allocator. A slot in the free list twice occurs twice."""
+        parts = [allocator.free_pages]
+        for name in ("release_pages", "staged_pages"):
+            held = maybe(allocator, name)
+            parts += held if isinstance(held, list) else [] if held is None else [held]
+        ranks = 1 if self.pool is None else self.pool.share.ranks
+        size = int(allocator.page_size) // ranks
+        return pages(torch.cat([part.long() for part in parts]), size)
+
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
-        """Return, per group, the sizes that a method of a prefix cache reports."""
+        """Return, per group, the slots of this rank that a method of a prefix cache counts."""
+        ranks = 1 if self.pool is None else self.pool.share.ranks
         sliding = None if self.pool is None else self.pool.sliding
         found, others = {}, "" if sliding is None else "full_"
         for name in (*self.allocators, *([] if self.states is None else [NAME])):
@@ -174,7 +191,7 @@ class Allocations(Transfers):
             with suppress(NotImplementedError):
                 count = getattr(cache, prefix + what, lambda: None)()
             if isinstance(count, int):
-                found[name] = count
+                found[name] = count // ranks
         return found
 
     def emptied(self, original: Call) -> None:
@@ -197,15 +214,6 @@ def collects(allocator: Any) -> bool:
     if hasattr(allocator, "is_not_in_free_group"):
         return not allocator.is_not_in_free_group
     return maybe(allocator, "free_group") is not None
-
-
-def free_slots(allocator: Any) -> Tensor:
-    """Return the free slots of an allocator. A slot in the free list twice occurs twice."""
-    parts = [allocator.free_pages]
-    for name in ("release_pages", "staged_pages"):
-        held = maybe(allocator, name)
-        parts += held if isinstance(held, list) else [] if held is None else [held]
-    return pages(torch.cat([part.long() for part in parts]), int(allocator.page_size))
 
 
 def cached(cache: Any, method: str = CACHED) -> Tensor:

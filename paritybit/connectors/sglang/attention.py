@@ -22,6 +22,7 @@ from paritybit.connectors.following import expected, offsets, table_of
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, Rows
+from paritybit.connectors.sharing import Share
 from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"
@@ -46,7 +47,7 @@ def lists_of(
     if kind not in (TRITON, FLASH):
         raise NotRecognisedError(f"the index lists of the attention backend {kind}")
     if kind == TRITON:
-        lists = triton_lists(backend, pool, mode, size, graph)
+        lists = triton_lists(backend, pool, mode, found, size, graph)
     else:
         lists = flash_lists(backend, pool, mode, size)
     if mode in EXTENDS and lists:
@@ -64,14 +65,14 @@ def lists_of(
 
 
 def triton_lists(
-    backend: Any, pool: SglangPool, mode: str, size: int, graph: bool
+    backend: Any, pool: SglangPool, mode: str, found: Rows, size: int, graph: bool
 ) -> list[IndexList]:
     """Return the flat lists of TritonAttnBackend. Raises NotRecognisedError."""
     if graph and mode in PREFILLS:
         raise NotRecognisedError("the index lists of Triton in a graph for prefills")
     decode, window = mode == "decode", pool.window or 1  # The backend's own may be wrong.
     holder, before = (backend, "cuda_graph_") if graph else (backend.forward_metadata, "")
-    return [
+    lists = [
         flat(
             *(pool, sliding, name := f"{before}{start}kv_indices"),
             getattr(holder, name),
@@ -82,6 +83,29 @@ def triton_lists(
         for sliding, start in BY_WINDOW
         if not sliding or window > 1
     ]
+    if pool.share.ranks == 1:
+        return lists
+    ends = [row.cached + row.computed * decode for row in found.rows]
+    return [of_positions(one, pool.share, ends) for one in lists]
+
+
+def of_positions(given: IndexList, share: Share, ends: Sequence[int]) -> IndexList:
+    """Return the list of a rank as one of all positions. Those of other ranks have -1.
+
+    `ends` are the right ones of the live rows. A row with another number of entries gets the first
+    end that they allow.
+    """
+    counts = given.counts.clamp(min=0)
+    right = torch.zeros_like(counts)
+    right[: len(ends)] = torch.tensor(ends, device=right.device)
+    found = right.where(counts == share.counts(right), share.ends(counts))
+    positions = torch.arange(max(1, int(found.max())), device=counts.device)
+    places = given.offsets[:, None] + share.places(positions)
+    listed = torch.nn.functional.pad(given.entries.long(), (0, 1))  # It may be empty.
+    entries = listed[places.clamp(max=len(given.entries))]
+    entries = entries.masked_fill(~share.mine(positions), -1)
+    offsets = torch.arange(len(counts), device=counts.device) * len(positions)
+    return replace(given, entries=entries.flatten(), offsets=offsets, counts=found, exact=False)
 
 
 def flat(

@@ -142,7 +142,8 @@ def inputs_of(
         return found
     pool, largest = now.model.pool, max(filter(None, map(bucket_of, graphs_of(runner))))
     writes = {**dict.fromkeys(("out_cache_loc_swa", SLID), pool.sliding)}
-    writes["out_cache_loc"] = pool.group_of(sliding=False)
+    if pool.share.ranks == 1:
+        writes["out_cache_loc"] = pool.located
     for static in found:
         static.writes = writes.get(static.name)
         if static.writes is not None and static.writes == pool.sliding:

@@ -11,6 +11,7 @@ from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
 from paritybit.connectors.sglang.rows import Rows, implied
+from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.facts import Base, Forward, Group
 from paritybit.watch.weak import Weakly
 
@@ -37,11 +38,12 @@ UNWATCHED = {
 }
 """The supported values of settings. Other values have no verdict."""
 
-SHARED = dict.fromkeys(("dcp_size", "attn_cp_size"), (None, 0, 1))
-"""The numbers of ranks that share contexts. Where a rank stores a token is known for one alone."""
+SHARED = {"attn_cp_size": (None, 0, 1)}
+"""The numbers of ranks that each compute a part of a prompt. Which part is known for one alone."""
 
 RANKS = dict.fromkeys(
-    ("tp_size", "dp_size", "pp_size", "ep_size", "attn_cp_size", "moe_dp_size"), (None, 0, 1)
+    ("tp_size", "dp_size", "pp_size", "ep_size", "dcp_size", "attn_cp_size", "moe_dp_size"),
+    (None, 0, 1),
 )
 """The numbers of ranks with which a forward waits for no other rank."""
 
@@ -78,7 +80,7 @@ class SglangModel:
 
     def implied(self, batch: Any, found: Rows, kind: str) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
-        group = self.pool.group_of(sliding=False)
+        group = self.pool.located
         inputs = {} if group is None else implied(found, kind, group)
         # A model for images has the positions of text in all dimensions.
         held, positions = maybe(batch, "mrope_positions"), inputs.get("positions")
@@ -163,7 +165,10 @@ class Models(Allocations):
         for setting in others(runner.server_args, SHARED):
             raise NotRecognisedError(setting)
         size = runner.sliding_window_size
-        return described(pool, None if size is None else int(size) + 1, prefix)
+        share = WHOLE if runner.is_draft_worker else Share(*self.rank().get("dcp", (0, 1)))
+        for setting in others(runner.server_args, {"dcp_size": (None, 0, 1, share.ranks)}):
+            raise NotRecognisedError(setting)
+        return described(pool, None if size is None else int(size) + 1, prefix, share)
 
     def served(self, runner: Any) -> None:
         """Read the settings of the engine from the model runner of the target."""

@@ -2,7 +2,7 @@
 
 A *location* is the number that the scheduler and `req_to_token` use for a token: its slot in a pool
 without sliding windows, and in the full sub-pool of a hybrid pool. A mapping gives the slot in the
-sliding sub-pool.
+sliding sub-pool. If N ranks share contexts, location n is slot n // N of rank n % N.
 """
 
 import weakref
@@ -17,10 +17,14 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError, maybe
+from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.bits import in_numbers
-from paritybit.watch.facts import Forward, Group, Layer
+from paritybit.watch.facts import ELSEWHERE, Forward, Group, Layer
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly, weakened
+
+LOCATIONS = "locations"
+"""Stands for a group whose slots are the locations, if ranks share contexts."""
 
 PREFILLS = ("extend", "mixed")
 """Modes that compute prompts."""
@@ -30,7 +34,8 @@ PREFILLS = ("extend", "mixed")
 class SglangPool:
     """The KV pool of one model: its groups, and the sub-pool of each, by name.
 
-    `window` counts the positions that a query of a sliding layer reads, including its own.
+    `window` counts the positions that a query of a sliding layer reads, including its own. `share`
+    says which positions have slots in this rank.
     """
 
     pool: Any = Weakly()
@@ -38,6 +43,12 @@ class SglangPool:
     groups: dict[str, Group] = field(default_factory=dict)
     parts: "dict[str, weakref.ref[Any]]" = field(default_factory=dict)
     sliding: str | None = None
+    share: Share = WHOLE
+
+    @property
+    def located(self) -> str | None:
+        """The name of the group whose slots are the locations, or None if there is none."""
+        return self.group_of(sliding=False) if self.share.ranks == 1 else LOCATIONS
 
     def group_of(self, sliding: bool) -> str | None:
         """Return the name of the group of sliding layers, or of the other layers."""
@@ -55,10 +66,20 @@ class SglangPool:
         if locations is None:
             return {}
         found = dict.fromkeys(self.groups, locations)
+        if self.share.ranks > 1:
+            slots = locations // self.share.ranks
+            mine = slots.where(self.share.mine(locations), ELSEWHERE)
+            return dict.fromkeys(found, mine)
         if self.sliding in found:
             slots = self.mapping[locations.long()]
             found[self.sliding] = torch.where(slots > 0, slots, -1)
         return found
+
+    def pages(self, locations: Tensor) -> Tensor:
+        """Return the first slot of each page that begins at one of some locations, or else -1."""
+        if self.share.ranks == 1:
+            return locations
+        return (locations // self.share.ranks).where(locations % self.share.ranks == 0, -1)
 
     @cached_property
     def dtype_of_windows(self) -> torch.dtype | None:
@@ -70,10 +91,12 @@ class SglangPool:
         return dtype
 
 
-def described(pool: Any, window: int | None, prefix: str = "") -> SglangPool:
-    """Return the groups of a pool."""
+def described(pool: Any, window: int | None, prefix: str = "", share: Share = WHOLE) -> SglangPool:
+    """Return the groups of a pool. Raises NotRecognisedError."""
     kind = type(pool).__name__
-    found = SglangPool(pool, window)
+    found = SglangPool(pool, window, share=share)
+    if share.ranks > 1 and window is not None:
+        raise NotRecognisedError("windows of ranks that share contexts")
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
         if maybe(pool, "full_to_swa_index_mapping") is None or (window or 0) <= 1:
             raise NotRecognisedError(f"a {kind} without a mapping or a window")

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from paritybit.connectors.hooking import maybe
+from paritybit.connectors.sharing import parted
 
 ATTENTION = "sglang.srt.layers.dp_attention"
 CONTEXT = "sglang.srt.runtime_context"
 GROUPS = "sglang.srt.distributed"
 
 AXES = {"attn_dp": "dp", "pp": "pp", "attn_cp": "cp", "attn_tp": "tp"}
-"""The engine's axes by which the KV of its ranks differs. Experts have no KV."""
+SHARED = "attn_dcp"
+"""The engine's axes by which the KV of its ranks differs. Experts have no KV. SHARED is the one
+whose ranks share contexts."""
 
 
 def rank_of(scheduler: Any) -> dict[str, tuple[int, int]]:
@@ -22,6 +25,7 @@ def rank_of(scheduler: Any) -> dict[str, tuple[int, int]]:
         for name, axis in AXES.items()
         if (size := int(held.get(f"{name}_size") or 1)) > 1
     }
+    found = parted(found, (held.get(f"{SHARED}_rank"), held.get(f"{SHARED}_size")))
     replicas, replica = maybe(scheduler, "server_args.dp_size"), maybe(scheduler, "dp_rank")
     if "dp" not in found and isinstance(replicas, int) and replicas > 1 and replica is not None:
         found["dp"] = int(replica), replicas  # Engines of their own.
@@ -34,7 +38,7 @@ def context() -> Mapping[str, Any]:
         parallel = sys.modules[CONTEXT].get_parallel()
     except (KeyError, AttributeError):
         return {}
-    names = (f"{name}_{what}" for name in AXES for what in ("rank", "size"))
+    names = (f"{name}_{what}" for name in (*AXES, SHARED) for what in ("rank", "size"))
     return {name: getattr(parallel, name) for name in names if hasattr(parallel, name)}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
-from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
+from paritybit.connectors.sglang.pools import LOCATIONS, PREFILLS, SglangPool
 from paritybit.watch.bits import on_host
 from paritybit.watch.facts import Base, Forward, Row, RowValues
 from paritybit.watch.reading import positions_of
@@ -194,7 +194,10 @@ def slots_of(
 ) -> dict[str, Tensor]:
     """Return, per group, the slots of each row's first positions, [rows, longest] on the host."""
     locations = table[torch.tensor(places, device=table.device), :longest]
-    return {name: slots.cpu() for name, slots in pool.slots(locations).items()}
+    found = pool.slots(locations)
+    if pool.located == LOCATIONS:
+        found[LOCATIONS] = locations
+    return {name: slots.cpu() for name, slots in found.items()}
 
 
 def requests_of(batch: Any, requests: Sequence[Any], mode: str) -> list[Any]:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, implied_by, offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.vllm.pools import GROUP, WHOLE, Share, VllmPool
+from paritybit.connectors.sharing import WHOLE, Share
+from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.connectors.vllm.requests import Request, padded
 from paritybit.watch.bits import Checksums, on_host
 from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput

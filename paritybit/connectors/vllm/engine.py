@@ -14,10 +14,11 @@ from torch import Tensor
 from paritybit.connectors.failures import judge
 from paritybit.connectors.following import alike, attributes, expected, implied_by, tensors, whole
 from paritybit.connectors.hooking import Call, maybe
+from paritybit.connectors.sharing import Share, parted
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.moving import unfollowed
-from paritybit.connectors.vllm.pools import Share, VllmPool, described
+from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import JudgedRows, content_of, model_of
 from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
@@ -166,11 +167,8 @@ class VllmEngine(JudgedRows):
         groups = ((name, maybe(sys.modules.get(RANKS), f"_{name.upper()}")) for name in AXES)
         found = {name: (one.rank_in_group, one.world_size) for name, one in groups if one}
         found = {name: one for name, one in found.items() if one[1] > 1}
-        if (shared := maybe(sys.modules.get(RANKS), "_DCP")) and shared.world_size > 1:
-            (rank, size), parts = found.pop("tp"), shared.world_size
-            found["dcp"] = shared.rank_in_group, parts
-            if size > parts:
-                found["tp"] = rank // parts, size // parts
+        shared = maybe(sys.modules.get(RANKS), "_DCP")
+        found = parted(found, (maybe(shared, "rank_in_group"), maybe(shared, "world_size")))
         index = maybe(self.runner, "vllm_config.parallel_config.data_parallel_index")
         if index is not None and int(os.environ.get(ENGINES, "1")) > 1:
             found.setdefault("dp", (index, 0))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import pages
 from paritybit.connectors.hooking import NotRecognisedError, maybe
+from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.connectors.vllm.scheduling import Scheduling
 from paritybit.watch.bits import in_numbers
 from paritybit.watch.facts import ELSEWHERE, At, Group, HostSlots, Layer
@@ -39,49 +40,6 @@ RECURRENT = "MambaSpec"
 
 MORE = "num_speculative_blocks", "num_prefill_checkpoint_blocks"
 """Numbers of blocks for further states of a request, which are not supported."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """The positions that a rank stores: `interleave` at a time, in turn with the other ranks.
-
-    It stores them in order, so each has a place among its own.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-    interleave: int = 1
-
-    def mine(self, positions: Tensor) -> Tensor:
-        """Return which positions this rank stores."""
-        return positions // self.interleave % self.ranks == self.rank
-
-    def places(self, positions: Tensor) -> Tensor:
-        """Return the places of positions that this rank stores."""
-        rounds = positions // (self.interleave * self.ranks)
-        return rounds * self.interleave + positions % self.interleave
-
-    def counts(self, ends: Tensor) -> Tensor:
-        """Return how many positions before each of some ends this rank stores."""
-        rest = ends % (self.interleave * self.ranks) - self.rank * self.interleave
-        rounds = ends // (self.interleave * self.ranks)
-        return rounds * self.interleave + rest.clamp(0, self.interleave)
-
-    def ends(self, counts: Tensor) -> Tensor:
-        """Return the first end before which this rank stores so many positions."""
-        last = counts - 1
-        first = last // self.interleave * self.ranks + self.rank
-        return (first * self.interleave + last % self.interleave + 1).where(counts > 0, 0)
-
-    def slots(self, tables: Tensor, positions: Tensor, page: int) -> Tensor:
-        """Return the slots of positions in rows of a block table [..., blocks], or else -1."""
-        places = self.places(positions)
-        blocks = tables.long().gather(-1, (places // page).expand(*tables.shape[:-1], -1))
-        return (blocks * page + places % page).masked_fill(~self.mine(positions), -1)
-
-
-WHOLE = Share()
-"""The share of the only rank."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,14 @@ def into(output: Any, made: Any) -> Any:
 
 
 @ON_A_CPU.add(
+    "the rule that ranks share contexts on some devices alone: none", "a CPU computes the same"
+)
+def _stand_in_for_devices() -> str | None:
+    put_in("sglang.srt.distributed.parallel_state", "is_cuda", lambda: True)
+    return put_in("sglang.srt.mem_cache.allocation", "_is_cuda", True)
+
+
+@ON_A_CPU.add(
     "the rule that each rank has a part of the cores to itself: none", "a test machine has few"
 )
 def _stand_in_for_binding() -> str | None:
@@ -165,7 +173,7 @@ KERNELS = ("sglang.srt.layers.attention.triton_ops", "sglang.kernels.ops.attenti
 
 OF_NO_ACCOUNT = frozenset(
     {
-        *("attn_logits", "attn_lse", "num_kv_splits", "max_kv_splits", "max_len_extend"),
+        *("attn_logits", "num_kv_splits", "max_kv_splits", "max_len_extend"),
         *("extend_seq_lens_cpu", "page_size", "has_mla", "use_pdl", "enable_lean", "lean_Mp"),
         *("lean_Lp", "lean_Op", "lean_locks", "uneven_batch", "identity_kv_indices"),
     }

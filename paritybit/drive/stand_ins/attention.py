@@ -67,6 +67,10 @@ class AttentionLists:
         """Attend with queries to keys, of which they see `seen`."""
         return attend(q, keys, values, seen, self.sm_scale, self.logit_cap, self.sinks)
 
+    def log_sums(self, q: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
+        """Return the logarithm of the weight of all keys that each query sees, [T, heads]."""
+        return scores_of(q, keys, seen, self.sm_scale, self.logit_cap).logsumexp(-1).flatten(1)
+
 
 def attend(
     q: Tensor,
@@ -107,10 +111,15 @@ def scores_of(
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeAttention(AttentionLists):
-    """Attention with one query per row to all slots that the row lists. Writes to `o`."""
+    """Attention with one query per row to all slots that the row lists. Writes to `o`.
+
+    `attn_lse` [rows, heads, splits] gets the logarithm of the weight of all keys in its first split
+    if it is -inf everywhere, as it is for a rank that has a part of the keys.
+    """
 
     q: Tensor
     o: Tensor
+    attn_lse: Tensor | None = None
 
     def run(self) -> None:
         """Compute it."""
@@ -119,11 +128,14 @@ class DecodeAttention(AttentionLists):
         if not counts.any():
             self.o.zero_()
             return
-        keys = torch.arange(int(counts.max()), device=self.q.device)
-        seen = keys < counts[:, None]
-        listed = indices[(bounds[:-1, None] + keys).clamp(max=len(indices) - 1)]
+        places = torch.arange(int(counts.max()), device=self.q.device)
+        seen = places < counts[:, None]
+        listed = indices[(bounds[:-1, None] + places).clamp(max=len(indices) - 1)]
         slots = listed.long().where(seen, 0)
-        self.o.copy_(self.attend(self.q, *self.keys_and_values(slots), seen))
+        keys, values = self.keys_and_values(slots)
+        self.o.copy_(self.attend(self.q, keys, values, seen))
+        if self.attn_lse is not None and bool(self.attn_lse.isneginf().all()):
+            self.attn_lse[: len(self.q), :, 0] = self.log_sums(self.q, keys, seen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +196,8 @@ class ExtendAttention(PrefillAttention):
     """Attention to the slots that each row lists, and to the new K and V. Writes to `o_extend`.
 
     With a window, a query's part of the custom mask begins `window_kv_offsets` keys before the
-    first listed key.
+    first listed key. `lse_extend` [T, heads] gets the logarithm of the weight of all keys. The
+    slots or the new keys may be left out.
     """
 
     q_extend: Tensor
@@ -193,23 +206,34 @@ class ExtendAttention(PrefillAttention):
     o_extend: Tensor
     skip_prefix_custom_mask: bool = True
     window_kv_offsets: Tensor | None = None
+    lse_extend: Tensor | None = None
+    skip_prefix: bool = False
+    skip_extend: bool = False
 
     def run(self) -> None:
         """Compute it."""
-        for row, new, places, slots in self.rows(len(self.q_extend)):
-            prefix, width, offset = len(slots), len(slots) + len(places), 0
+        for row, new, places, listed in self.rows(len(self.q_extend)):
+            slots = listed[:0] if self.skip_prefix else listed
+            count = 0 if self.skip_extend else len(places)
+            prefix, width, offset = len(slots), len(slots) + count, 0
             if self.window_kv_offsets is not None and self.sliding_window_size > 0:
                 offset = int(self.window_kv_offsets[row])
             mask = self.mask(row, len(places), width, offset)
             if mask is not None and self.skip_prefix_custom_mask:
                 mask = torch.cat([torch.ones_like(mask[:, :prefix]), mask[:, prefix:]], 1)
-            keys, values = self.k_extend[new].float(), self.v_extend[new].float()
+            parts = list[tuple[Tensor, Tensor]]()
             if prefix:  # Without one, the buffers may hold compressed KV.
-                old = self.keys_and_values(slots)
-                keys, values = torch.cat([old[0], keys]), torch.cat([old[1], values])
+                parts.append(self.keys_and_values(slots))
+            if not prefix or not self.skip_extend:
+                parts.append(
+                    (self.k_extend[new][:count].float(), self.v_extend[new][:count].float())
+                )
+            keys, values = map(torch.cat, zip(*parts, strict=True))
             seen = self.seen(prefix + places, width, mask)
-            made = self.attend(self.q_extend[new], keys, values, seen)
-            self.o_extend[new] = made.to(self.o_extend.dtype)
+            q = self.q_extend[new]
+            self.o_extend[new] = self.attend(q, keys, values, seen).to(self.o_extend.dtype)
+            if self.lse_extend is not None:
+                self.lse_extend[new] = self.log_sums(q, keys, seen)
 
 
 @dataclass(frozen=True, kw_only=True)

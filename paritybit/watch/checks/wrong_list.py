@@ -44,7 +44,7 @@ def judge(lists: GivenList) -> Iterable[Finding]:
         for offset, count in parts[len(rows) :]
         for slot in entries[offset : offset + max(0, count)].tolist()
     }
-    if wrong := sorted(padded - lists.ledger.group.reserved):
+    if wrong := sorted(slot for slot in padded - lists.ledger.group.reserved if slot >= 0):
         yield lists.found(
             CHECK.name,
             f"{given.name} ({given.group}) lists slot {wrong[0]} for a padded row"
