@@ -133,10 +133,12 @@ class Planned:
         return [token for part in self.prompt for token in part.tokens()]
 
 
-ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "preempt")
+ACTIONS = ("flush", "weights", "sleep", "adapters", "recapture", "pause", "retract", "preempt")
 """The actions of an operator.
 
-`flush` empties the cache, `weights` updates the weights, and `recapture` captures the graphs again.
+`flush` empties the cache, `weights` updates the weights, with `sleep` the
+engine sleeps and wakes up, `adapters` loads all adapters again under
+their names with other weights, and `recapture` captures the graphs again.
 `retract` is a pause that also retracts the requests, as `preempt` does without a pause.
 """
 
@@ -145,8 +147,8 @@ ACTIONS = ("flush", "weights", "recapture", "pause", "retract", "preempt")
 class Action:
     """One of ACTIONS, `at` polls after its wave began, or as soon as possible after that.
 
-    A pause ends `lasts` polls later. `flush`, `weights` and `recapture` need an idle or paused
-    engine.
+    A pause ends `lasts` polls later. All but pauses and `preempt` need an idle engine. `flush`,
+    `weights` and `recapture` may also happen during a pause.
     """
 
     what: Annotated[str, Meta(pattern=f"^({'|'.join(ACTIONS)})$")]

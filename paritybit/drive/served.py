@@ -119,7 +119,8 @@ class Common:
             given = with_aborts_of_moving(self.seed, given)
         if self.priorities:
             given = with_priorities(self.seed, given)
-        return with_actions(self.seed, given, self.ACTIONS) if self.actions else given
+        acts = [one for one in self.ACTIONS if one != "adapters" or getattr(self, "adapters", None)]
+        return with_actions(self.seed, given, acts) if self.actions else given
 
     def company(self) -> Wave | None:
         """Return a wave whose requests are compared with themselves alone, or None for none."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.operating.adapters import with_adapters
+from paritybit.drive.models import MODELS
+from paritybit.drive.operating.adapters import loads, with_adapters
 from paritybit.drive.requests import Limits, waves, with_spaces
 from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.vllm import lora as of_vllm
@@ -27,6 +28,22 @@ def test_requests_ask_for_every_adapter_and_for_none() -> None:
     assert asked == {None, 1, 2, 3}
     plain = with_spaces(0, islice(waves(0, LIMITS), 4))
     assert list(with_adapters(0, plain, 3)) == first
+
+
+def test_adapters_that_are_loaded_again_have_other_weights_and_identifiers() -> None:
+    def load(lora_name: str, lora_id: str, config_dict: Any, serialized_tensors: str) -> Any:
+        return lora_name, lora_id, serialized_tensors
+
+    structures = SimpleNamespace(
+        LoadLoRAAdapterFromTensorsReqInput=load,
+        UnloadLoRAAdapterReqInput=lambda lora_name, lora_id: (lora_name, lora_id),
+    )
+    first, again = (loads(structures, MODELS["gpt_oss"], 2, version=one) for one in (0, 1))
+    assert [one[:2] for one in again[::2]] == [one[:2] for one in first]  # It unloads these.
+    for old, new in zip(first, again[1::2], strict=True):
+        assert old[0] == new[0]
+        assert old[1] != new[1]
+        assert old[2] != new[2]
 
 
 def sorted_by(slots: list[int], count: int) -> list[Any]:

@@ -20,7 +20,7 @@ WHOLE = "rows served as a whole"
 LASTING, WHILE_RUNNING = frozenset({"pause", "retract"}), frozenset({"preempt"})
 """Actions that last until the act `continue`, and others that happen while requests run."""
 
-AT_ONCE = (("weights",), ("flush",))
+AT_ONCE = (("weights",), ("flush",), ("adapters",), ("sleep",))
 """Actions before the first request of a wave arrives."""
 
 LATER = (
@@ -137,9 +137,10 @@ def deck(
 
 
 def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
-    """Return the requests of a wave. Every second one begins with a prompt of the wave before.
+    """Return the requests of a wave. Every second one begins like one of the wave before.
 
-    Those with the fewest generated tokens come first, as a cache still has the window at their end.
+    It has the prompt, the adapter and the namespace of that one. Those with the fewest generated
+    tokens come first, as a cache still has the window at their end.
     """
     requests = list(wave.requests)
     old = [one for one in before.requests if one.follows is None and one.tokens <= FEW]
@@ -147,5 +148,7 @@ def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
     for place, earlier in zip(range(0, len(requests), 2), old, strict=False):
         one = requests[place]
         if one.follows is None and earlier.length + one.length + one.tokens <= LONGEST:
-            requests[place] = replace(one, prompt=(*earlier.prompt, *one.prompt))
+            prompt = (*earlier.prompt, *one.prompt)
+            like = earlier.adapter, earlier.space
+            requests[place] = replace(one, prompt=prompt, adapter=like[0], space=like[1])
     return tuple(requests)

@@ -89,11 +89,12 @@ class Weights:
         """Return the engine's requests that update the weights of the target model."""
         structures = self.structures
         self.updates += 1
+        others = other_weights(self.scheduler.tp_worker.model_runner.model, self.updates)
         kind = structures.UpdateWeightsFromTensorReqInput
         known = inspect.signature(kind).parameters
         target = {"selector": "target"} if "selector" in known else {"disable_draft_model": True}
         update = named(kind, **target)(
-            serialized_named_tensors=[packed(one) for one in [self.others()] * self.ranks],
+            serialized_named_tensors=[packed(one) for one in [others] * self.ranks],
             load_format="direct",
             flush_cache=flush,
         )
@@ -102,16 +103,16 @@ class Weights:
         begin = structures.BeginWeightUpdateReqInput(selector="target")
         return [begin, update, structures.EndWeightUpdateReqInput()]
 
-    def others(self) -> list[tuple[str, Tensor]]:
-        """Return new weights by name: the rows of each matrix in another order."""
-        runner = self.scheduler.tp_worker.model_runner
-        generator = torch.Generator().manual_seed(self.updates)
-        made = []
-        for name, weight in runner.model.named_parameters():
-            if weight.dim() > 1 and weight.is_floating_point():
-                order = torch.randperm(len(weight), generator=generator)
-                made.append((name, weight.detach().cpu()[order]))
-        return made
+
+def other_weights(model: torch.nn.Module, update: int) -> list[tuple[str, Tensor]]:
+    """Return new weights of a model by name: the rows of each matrix in another order."""
+    generator = torch.Generator().manual_seed(update)
+    made = []
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and weight.is_floating_point():
+            order = torch.randperm(len(weight), generator=generator)
+            made.append((name, weight.detach().cpu()[order]))
+    return made
 
 
 def packed(named: object) -> bytes:

@@ -29,7 +29,7 @@ from paritybit.drive.answers import (
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
-from paritybit.drive.operating.adapters import loads, name_of
+from paritybit.drive.operating.adapters import id_of, loads
 from paritybit.drive.operating.sglang import acts_of
 from paritybit.drive.script import Planned, Sampling
 from paritybit.drive.sglang import apart
@@ -108,6 +108,8 @@ class Sglang(Engine):
         self._ranks = Ranks(served.pp, served.dp)
         self._turn = 0
         """The data-parallel group that gets the next request."""
+        self._version = 0
+        """How often the adapters have been loaded again."""
         self._late: list[Any] = []
         """Requests that arrive with the next poll."""
         self._role = list[str]()
@@ -222,12 +224,7 @@ class Sglang(Engine):
             self._receive(type(getattr(scheduler, "request_receiver", scheduler)))
             Clock.seed(self.served.seed)
             if self._ranks.plays:
-                self._first = loads(
-                    self.structures,
-                    self.served.shape,
-                    self.served.adapters,
-                    self.served.tp * self.served.dp,
-                )
+                self._first = self._loads()
                 direct(self)
             else:
                 self._run()
@@ -321,7 +318,7 @@ class Sglang(Engine):
         greedy = self.served.speculative is not None and self.served.device == "cpu"
         given: dict[str, Any] = {name: None for name in NOTHING if name in request}
         if one.adapter:
-            given["lora_id"] = name_of(one.adapter)
+            given["lora_id"] = id_of(one.adapter, self._version)
         keys = zip(("extra_key", "cache_salt"), SPACES[one.space], strict=True)
         given |= {name: key for name, key in keys if name in request}
         if one.priority is not None:
@@ -388,7 +385,17 @@ class Sglang(Engine):
     @override
     def acts(self) -> Acts:
         served = self.served
-        return acts_of(self._scheduler, served.tp * served.dp, served.pp)
+        acts = acts_of(self._scheduler, served.tp * served.dp, served.pp)
+        return {**acts, "adapters": self._load_again} if served.adapters else acts
+
+    def _loads(self) -> list[Any]:
+        served = self.served
+        ranks = served.tp * served.dp
+        return loads(self.structures, served.shape, served.adapters, ranks, self._version)
+
+    def _load_again(self) -> list[Any]:
+        self._version += 1
+        return self._loads()
 
     @override
     def moves(self, name: str) -> bool:

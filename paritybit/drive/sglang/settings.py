@@ -109,7 +109,7 @@ class SglangServed(Common):
     has floats of eight bits.
     """
 
-    ACTIONS: ClassVar = ACTIONS
+    ACTIONS: ClassVar = tuple(one for one in ACTIONS if one != "sleep")
     SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "speculative", "page_size", "whole_prompts", "mixed", "graphs"),

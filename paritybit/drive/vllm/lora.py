@@ -101,14 +101,17 @@ def _of(matrix: Tensor, slot: int) -> Tensor:
     return matrix[slot].reshape(matrix.shape[-2:])
 
 
-def write(model: Model, count: int, folder: Path) -> dict[int, dict[str, Any]]:
-    """Write adapters for a model to new folders. Returns the fields of vLLM's requests for them."""
+def write(model: Model, count: int, folder: Path, version: int = 0) -> dict[int, dict[str, Any]]:
+    """Write adapters for a model to new folders. Returns the fields of vLLM's requests for them.
+
+    Each `version` has other weights.
+    """
     made = {}
     for number in range(1, count + 1):
-        place = folder / name_of(number)
-        place.mkdir()
+        place = folder / str(version) / name_of(number)
+        place.mkdir(parents=True)
         (place / "adapter_config.json").write_text(json.dumps(config_of(number)))
-        torch.save(weights(model, number), place / "adapter_model.bin")
+        torch.save(weights(model, number, version), place / "adapter_model.bin")
         names = {"lora_name": name_of(number), "lora_int_id": number, "lora_path": str(place)}
         made[number] = names
     return made

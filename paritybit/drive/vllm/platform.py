@@ -34,7 +34,7 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
     get_punica_wrapper = answers("vllm.lora.punica_wrapper.punica_gpu.PunicaWrapperGPU")
     discover_numa_topology = answers([])  # Transfers would be alone on a core.
     opaque_attention_op = answers(False)  # A graph cannot be split inside of an opaque operator.
-    support_static_graph_mode = answers(True)
+    support_static_graph_mode = is_sleep_mode_available = answers(True)
     get_static_graph_wrapper_cls = answers("vllm.compilation.cuda_graph.CUDAGraphWrapper")
 
     @classmethod

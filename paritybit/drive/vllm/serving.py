@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import tempfile
 import time
@@ -13,6 +14,8 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from paritybit.compat import override
 from paritybit.connectors.hooking import maybe
@@ -30,6 +33,7 @@ from paritybit.drive.answers import (
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
+from paritybit.drive.operating.sglang import other_weights
 from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling, Wave
 from paritybit.drive.vllm import apart, lora, ranks
 from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
@@ -78,6 +82,9 @@ class Vllm(Engine):
         self._outputs: Any = None
         self._flushes = 0
         self._adapters: Mapping[int, dict[str, Any]] = {}
+        self._version = 0
+        """How often the adapters have been loaded again."""
+        self._slept = 0
         self._others: Sequence[int] = ()
         """The processes of the data-parallel ranks before this one."""
         self._peers: Any = None
@@ -234,7 +241,8 @@ class Vllm(Engine):
         register(self.served.shape.config["architectures"][0])
         if self.served.speculative == "eagle":
             register(DRAFT.config["architectures"][0])
-        self._adapters = lora.write(self.served.shape, self.served.adapters, folder)
+        self._write = functools.partial(lora.write, self.served.shape, self.served.adapters, folder)
+        self._adapters = self._write()
         given: dict[str, Any] = self.served.arguments(folder)
         if self.served.apart:
             self._others = Wire.fork()
@@ -316,9 +324,12 @@ class Vllm(Engine):
 
     @override
     def acts(self) -> Acts:
+        acts = {**acts_of(self._core), "sleep": lambda: [self._sleep]}
+        if self.served.adapters:
+            acts["adapters"] = self._load_again
         # The engine retracts no request whose KV comes from the host, so it must be at rest.
         without = {"retract"} if self.served.offload else set[str]()
-        return {name: one for name, one in acts_of(self._core).items() if name not in without}
+        return {name: one for name, one in acts.items() if name not in without}
 
     @override
     def at_rest(self) -> bool:
@@ -331,6 +342,34 @@ class Vllm(Engine):
             or scheduler.deferred_frees
             or any(copies(maybe(one, "scheduler_manager")) for one in parts_of(scheduler.connector))
         )
+
+    def _sleep(self) -> None:
+        """Sleep and wake up. Every second time, all weights are given up, and loaded again.
+
+        What adapters and drafts have on a GPU would not come back.
+        """
+        self._slept += 1
+        deep = self._slept % 2 == 0 and not self.served.adapters and not self.served.speculative
+        if deep:
+            self._core.collective_rpc(keep_weights)
+        self._core.sleep(1 + deep)
+        self._core.wake_up(["weights"])
+        if deep:
+            self._core.collective_rpc(load_weights)
+        self._core.wake_up(["kv_cache"])
+
+    def _load_again(self) -> list[Any]:
+        """Return calls that load new adapters under the old names, or unload those for requests."""
+        self._version += 1
+        self._adapters = self._write(self._version)
+        request: Any = importlib.import_module("vllm.lora.request").LoRARequest
+        load, remove = self._core.add_lora, self._core.remove_lora
+        return [
+            functools.partial(load, request(**names, load_inplace=True))
+            if (number + self._version) % 2
+            else functools.partial(remove, number)
+            for number, names in self._adapters.items()
+        ]
 
     def _adapter(self, one: Planned) -> Any:
         if one.adapter is None:
@@ -409,13 +448,35 @@ def acts_of(core: Any) -> Acts:
     """Return the acts of an engine core, as its own calls. A retraction also empties the cache."""
     retract = functools.partial(core.reset_prefix_cache, reset_running_requests=True)
     pause = functools.partial(core.pause_scheduler, "keep", clear_cache=False)
+    updates = itertools.count(1)
+
+    def update() -> list[Any]:
+        return [functools.partial(core.collective_rpc, load_weights, args=(next(updates),))]
+
     return {
+        "weights": lambda: [*update(), functools.partial(require, core.reset_prefix_cache)],
+        "weights kept": update,
         "flush": lambda: [functools.partial(require, core.reset_prefix_cache)],
         "pause": lambda: [pause],
         "retract": lambda: [pause, functools.partial(require, retract)],
         "preempt": lambda: [functools.partial(require, retract)],
         "continue": lambda: [core.resume_scheduler],
     }
+
+
+def keep_weights(worker: Any) -> None:
+    """Keep a copy of all weights of a worker."""
+    model = worker.model_runner.get_model()
+    worker.kept_weights = [(name, one.detach().clone()) for name, one in model.named_parameters()]
+
+
+def load_weights(worker: Any, update: int | None = None) -> None:
+    """Load the weights of an update, or those that were kept."""
+    given = worker.kept_weights if update is None else None
+    if update is not None:
+        given = other_weights(worker.model_runner.get_model(), update)
+    with torch.no_grad():  # The engine leaves it to its caller.
+        worker.reload_weights(weights_iterator=given, is_checkpoint_format=False)
 
 
 def require(act: Callable[[], bool]) -> None:

@@ -137,7 +137,7 @@ class VllmServed(Common):
     request, so many tokens at a time, by FlashAttention. KV is `quantised` as KV_DTYPES says.
     """
 
-    ACTIONS: ClassVar = ("flush", "pause", "retract", "preempt")
+    ACTIONS: ClassVar = ("flush", "weights", "sleep", "adapters", "pause", "retract", "preempt")
     SEVERAL: ClassVar = ("tp", "pp", "dp")
     SIMPLIFIED: ClassVar = (
         *("alone", "overlap", "runner", "page_size", "window", "graphs", "backend", "speculative"),
@@ -374,6 +374,7 @@ class VllmServed(Common):
             # The connector for files stores all of a prompt after its first chunk.
             "max_num_batched_tokens": CONTEXT * ROWS if self.files else CHUNK,
             "enable_prefix_caching": self.prefix_cache,
+            "enable_sleep_mode": self.actions,
             "async_scheduling": self.overlap,
             "tensor_parallel_size": self.tp,
             "pipeline_parallel_size": self.pp,

@@ -33,6 +33,7 @@ from paritybit.drive.vllm.cached import cache_here
 from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
 from paritybit.drive.vllm.ranks import compute_experts, on_host, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
+from paritybit.drive.vllm.sleep import MEMORY
 from paritybit.engines.graphs import emulate_device, keep_collectives, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
@@ -248,6 +249,16 @@ def _stand_in_for_convolutions() -> None:
     layer.ShortConv.forward = lambda one, *given: layer.short_conv(*given, one.prefix)
     copies: Any = importlib.import_module("vllm.v1.worker.mamba_utils")
     copies.batch_memcpy = move
+
+
+@AFTER.add(
+    "memory that a sleeping engine gives up: it gets other bytes", "a CPU cannot take it away"
+)
+def _stand_in_for_sleep() -> None:
+    accelerator: Any = torch.accelerator
+    accelerator.get_memory_info = lambda *arguments: (0, 0)
+    allocators: Any = importlib.import_module("vllm.device_allocator")
+    allocators.get_mem_allocator_instance = lambda: MEMORY
 
 
 class Generator(torch.Generator):

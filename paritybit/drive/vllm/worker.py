@@ -1,9 +1,13 @@
 """The worker of paritybit's platform: the engine's model runner for CUDA, with CPU tensors."""
 
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
+from paritybit.drive.vllm.sleep import MEMORY
+
 workers: Any = importlib.import_module("vllm.v1.worker.cpu_worker")
+on_gpus: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
 runners: Any = importlib.import_module("vllm.v1.worker.gpu_model_runner")
 
 
@@ -30,3 +34,15 @@ class Worker(workers.CPUWorker):  # type: ignore[misc]
         times = super().compile_or_warm_up_model()
         self.model_runner.capture_model()
         return times
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> Any:
+        sleeps = self.vllm_config.model_config.enable_sleep_mode
+        return MEMORY.use_memory_pool(tag) if sleeps else nullcontext()
+
+    def sleep(self, level: int = 1) -> None:
+        """Sleep as a worker of GPUs does."""
+        on_gpus.Worker.sleep(self, level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wake up as a worker of GPUs does."""
+        on_gpus.Worker.wake_up(self, tags)
