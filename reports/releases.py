@@ -1,15 +1,21 @@
-"""The findings of several releases side by side, in Markdown."""
+"""What was tried, found and not tried in releases of an engine, in Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paritybit.reports.markdown import table
+from paritybit.reports.markdown import table, text
 
 from paritybit.launch.schema import RecordedFinding, WatchRecord
 
 FREE, UNTRIED = "–", "?"
 
-COUNTS = ("replays", "padded_replays", "reads")
+COUNTS = {
+    "forwards": "forward passes",
+    "replays": "replays",
+    "padded_replays": "padded",
+    "reads": "reads",
+}
+"""The counts of what was tried, with their heads."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +47,27 @@ def causes_in(releases: Sequence[Release]) -> dict[str, list[str]]:
     return found
 
 
-def matrix(releases: Sequence[Release]) -> str:
-    """Return the number of findings by cause and release, and what was tried."""
+def matrix(engine: str, releases: Sequence[Release]) -> str:
+    """Return what was tried, found and not tried in each release of an engine."""
     rows = [
         (cause, ", ".join(checks), *(cell(release, cause) for release in releases))
         for cause, checks in causes_in(releases).items()
     ]
     lines = [
-        "# Findings in whole releases",
+        f"# {text(engine)}",
+        "",
+        *table(["release", "on", "verdict", *COUNTS.values(), "seconds"], map(scope_of, releases)),
+        "",
+        "## What was found",
         "",
         *table(["cause", "checks", *(release.version for release in releases)], rows),
         "",
         f"Cells have the number of findings, `{FREE}` for none, `{UNTRIED}` without a verdict.",
         "",
-        "## What was tried",
+        "## What was not tried",
         "",
-        *table(
-            ["release", "verdict", "replays", "padded", "reads", "seconds"],
-            map(scope_of, releases),
-        ),
+        *(f"- {text(one.version)}: {text(untried(one))}" for one in releases),
+        "",
     ]
     return "\n".join(lines) + "\n"
 
@@ -71,10 +79,18 @@ def cell(release: Release, cause: str) -> str:
 
 
 def scope_of(release: Release) -> tuple[str, ...]:
-    """Return the verdict of a release, and what was tried."""
+    """Return the day and the verdict of a release, and what was tried."""
     record = release.record
     if record is None:
-        return release.version, f"not tried: {release.why}", *("" for _ in COUNTS), ""
+        return release.version, "", "not tried", *("" for _ in COUNTS), ""
     why = "" if release.tried else f": {'; '.join(record.undecided) or record.message}"
     counts = (f"{record.counts.get(name, 0):,}" for name in COUNTS)
-    return release.version, f"{record.verdict}{why}", *counts, f"{record.seconds:.0f}"
+    day, verdict = (record.started or "")[:10], f"{record.verdict}{why}"
+    return release.version, day, verdict, *counts, f"{record.seconds:.0f}"
+
+
+def untried(release: Release) -> str:
+    """Return what was not tried in a release."""
+    if release.record is None:
+        return f"all: {release.why}"
+    return "; ".join(one.what for one in release.record.not_tried) or "nothing"

@@ -43,8 +43,7 @@ def run_issue(path: Path, later: Path | None, *, markdown: bool) -> int:
     record = require_watch(load_run(path), path)
     folder = path if path.is_dir() else path.parent
     names = {one.case for one in record.findings if one.case} if record.engine else set()
-    files = {name: folder / "cases" / Path(name).name for name in names}
-    cases = {name: load(file, WatchCase) for name, file in files.items() if file.is_file()}
+    cases = {name: case for name in names if (case := smallest(folder / "cases", name))}
     written = list(issues(record, cases))
     if not written:
         raise MalformedError(f"{path} has no finding that is not known")
@@ -54,15 +53,30 @@ def run_issue(path: Path, later: Path | None, *, markdown: bool) -> int:
     return OK
 
 
-def issues(record: WatchRecord, cases: Mapping[str, WatchCase]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a report for each cause that is not known. `cases` are the run's by name."""
+def smallest(folder: Path, name: str) -> tuple[str, WatchCase] | None:
+    """Return the case that `shrink` wrote, or else the one of the run, with its name."""
+    for file in (folder / f"{Path(name).stem}-small.json", folder / Path(name).name):
+        if file.is_file():
+            return file.name, load(file, WatchCase)
+    return None
+
+
+def issues(
+    record: WatchRecord, cases: Mapping[str, tuple[str, WatchCase]]
+) -> Iterator[tuple[str, str]]:
+    """Yield a name and a report for each cause that is not known.
+
+    `cases` has for the name of a case in the record the one to report, with its own name.
+    """
     new = [group for group in causes_of(record.findings) if group.known is None]
     for number, group in enumerate(new, 1):
         lines = issue_lines(record, group, cases.get(group.findings[0].case or ""))
         yield f"issue-{number}.md", "\n".join(lines) + "\n"
 
 
-def issue_lines(record: WatchRecord, group: CauseGroup, case: WatchCase | None) -> Iterator[str]:
+def issue_lines(
+    record: WatchRecord, group: CauseGroup, case: tuple[str, WatchCase] | None
+) -> Iterator[str]:
     """Yield the lines of the report of a cause."""
     first = group.findings[0] if record.engine else without_values(group.findings[0])
     configs = [one for one in record.configs if one.name == first.config]
@@ -84,7 +98,7 @@ def issue_lines(record: WatchRecord, group: CauseGroup, case: WatchCase | None) 
     yield f"{text(invariant[0].upper() + invariant[1:])}."
     yield from source_lines(first)
     yield from ("", "## Reproduce", "")
-    yield from reproduction(record, case, first.case)
+    yield from reproduction(record, case)
     yield from ("", "## Not known", "")
     cause = first.cause
     if cause is None:
@@ -135,7 +149,7 @@ def source_lines(finding: RecordedFinding) -> Iterator[str]:
     )
 
 
-def reproduction(record: WatchRecord, case: WatchCase | None, file: str | None) -> Iterator[str]:
+def reproduction(record: WatchRecord, case: tuple[str, WatchCase] | None) -> Iterator[str]:
     """Yield the smallest case that is known, and the commands that play it."""
     if record.engine is None:
         counts = (f"{record.counts.get(name, 0):,} {name}" for name in ("forwards", "replays"))
@@ -146,7 +160,8 @@ def reproduction(record: WatchRecord, case: WatchCase | None, file: str | None) 
         return
     commands = [record.command]
     if case is not None:
-        yield from request_lines(case.script)
+        file, played = case
+        yield from request_lines(played.script)
         yield ""
         commands.insert(0, f"paritybit replay cases/{file} --engine {record.engine}")
     yield from fenced(commands)

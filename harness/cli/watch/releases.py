@@ -40,7 +40,7 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
         releases.append(release)
         if stopped:
             break
-    write_whole(folder / MATRIX, matrix([*earlier(folder, versions), *releases]))
+    write_whole(folder / MATRIX, matrix(engine, [*earlier(folder, versions), *releases]))
     display.put(f"matrix: {folder / MATRIX}")
     tried = [release for release in releases if release.tried]
     display.put(

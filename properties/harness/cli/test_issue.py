@@ -36,7 +36,7 @@ def case_of(record: WatchRecord) -> WatchCase:
 
 def only(record: WatchRecord, case: WatchCase | None = None) -> str:
     """Return the one report of a record."""
-    cases = {} if case is None else {"finding-1.json": case}
+    cases = {} if case is None else {"finding-1.json": ("finding-1.json", case)}
     ((name, text),) = issues(record, cases)
     assert name == "issue-1.md"
     return text
@@ -130,6 +130,19 @@ def test_the_command_writes_each_report_and_prints_its_path(
     assert main(["report", str(tmp_path), "--issue"]) == OK
     assert capsys.readouterr().out.split() == [str(tmp_path / "issue-1.md")]
     assert (tmp_path / "issue-1.md").read_text() == only(shown(), case_of(shown()))
+
+
+def test_a_report_has_the_requests_of_the_case_that_shrink_wrote(tmp_path: Path) -> None:
+    (tmp_path / "watch.json").write_text(encoded(shown()))
+    (tmp_path / "cases").mkdir()
+    case = case_of(shown())
+    script = Script(case.script.settings, (Wave(case.script.waves[0].requests[:1]),))
+    for name, one in (("finding-1", case), ("finding-1-small", replace(case, script=script))):
+        (tmp_path / f"cases/{name}.json").write_text(encoded(one))
+    assert main(["report", str(tmp_path), "--issue"]) == OK
+    text = (tmp_path / "issue-1.md").read_text()
+    assert "1 request in 1 wave" in text
+    assert "paritybit replay cases/finding-1-small.json" in text
 
 
 def test_a_case_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
