@@ -60,6 +60,9 @@ class PlayedError(BaseException):
     """Ends the event loop of a scheduler when all waves are played. Engines do not catch it."""
 
 
+ABORTED = "requests aborted while their KV moved"
+"""The name of a count."""
+
 MOST_QUIET = 500
 """The most polls in which a player waits for copies of KV to end."""
 
@@ -130,6 +133,8 @@ class Player:
             late = late and (not planned.while_moving or self.engine.moves(name))
             if (late or self._leaving) and name not in self._aborted:
                 self._aborted.add(name)
+                if self.engine.moves(name):
+                    journal.count(**{ABORTED: 1})
                 given.append(self.engine.abort(name))
         return given
 

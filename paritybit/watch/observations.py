@@ -18,8 +18,8 @@ from paritybit.watch.stacks import NOWHERE, Stack, described
 MOVED = "the slot of a position changed"
 """The cause of a read of another slot than the request had for the position before."""
 
-OFFERED = "the slot is added to the prefix cache"
-"""The cause if the engine offers a slot to other requests."""
+OFFERED = "the slot is added to the "
+"""The cause if the engine offers a slot to other requests, before the kind of the cache."""
 
 BY_KEY = " by its key"
 """How a slot is restored from a pool with keys."""
@@ -155,7 +155,7 @@ class Reads(InForward):
         if overwrite is not None:
             cause = {**(overwrite.cause or {"what": overwrite.what}), "forward": overwrite.forward}
         elif self.offer is not None:
-            cause = {"what": OFFERED, **self.offer.who}
+            cause = {"what": OFFERED + self.during, **self.offer.who}
         elif not missing and self.held[first] != self.expected[first]:
             cause = self._key(slot, position)
         place = "has no slot" if missing else f"slot {slot}"

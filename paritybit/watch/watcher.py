@@ -49,6 +49,7 @@ from paritybit.watch.observations import (
     DuringCopy,
     GivenList,
     Outside,
+    Reads,
     RowsGiven,
     Unwritten,
     fetched,
@@ -273,7 +274,32 @@ class Watcher(Replaying):
         forward, ledger = Forward("prefix cache", (row,)), self.ledgers[group]
         chain = reading.hashes(forward, self.chains)
         given = reading.positions(forward, ledger, chain)
-        reads = reading.reads(forward, self.number, ledger, given, None)
+        self.judge_offer(reading.reads(forward, self.number, ledger, given, None))
+
+    @guarded
+    def kept(self, group: str, request: str, slots: Tensor, model: str = "") -> None:
+        """Judge slots, int64 [n], of a request that the engine now keeps elsewhere for others.
+
+        Its rows, or those of a `model`, have computed them, if they are still known. Each slot must
+        have the content of one of their positions. The engine may have freed it.
+        """
+        self.settle()
+        ledger, known = self.ledgers[group], self.chains.chains.get(f"{model}{request}")
+        slots = ledger.index(slots)
+        if known is None or not known.hashes or not len(slots):
+            return
+        at = ledger.position[slots].long().clamp(0, len(known.hashes) - 1)
+        forward = Forward(
+            "cache elsewhere", (Row(request, known.tokens, len(known.tokens), 0, {}),)
+        )
+        row, every = torch.zeros_like(at), torch.arange(len(at))
+        expected = torch.frombuffer(known.hashes, dtype=torch.int64)[at]
+        given = reading.Positions(slots, expected, row, at, every, every[:0])
+        if (reads := reading.reads(forward, self.number, ledger, given, None)) is not None:
+            self.judge_offer(replace(reads, freed=torch.zeros_like(reads.freed)))
+
+    def judge_offer(self, reads: Reads | None) -> None:
+        """Judge slots that the engine offers to others, as reads."""
         if reads is not None:
             reading.resolve(reads, self.chains)
             self.judge("reads", replace(reads, offer=self.call()))

@@ -588,6 +588,19 @@ def test_a_block_that_the_engine_still_copies_is_not_written(
     assert served.found() == (set() if over else {"copy under way"})
 
 
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("blocks", [[1, 3], [1, 5]])
+def test_what_is_stored_of_a_request_is_its_own(
+    served: Served, blocks: list[int], noted: bool
+) -> None:
+    one, handler = job(True, blocks, [0, 1]), Part(gpu_to_cpu=True)
+    one.src_spec.group_sizes = (1, 1)
+    if noted:
+        hooked(served.engine.expects, lambda *_: None, Part(), Part(store_jobs={7: one}))
+    hooked(served.engine.transfer, lambda *_: True, handler, 7, one.src_spec, one.dst_spec)
+    assert served.found() == ({"uninitialised read"} if noted and 5 in blocks else set())
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_a_block_that_the_engine_still_loads_is_not_read(served: Served, over: bool) -> None:
     kept = torch.zeros(8, *served.cache.shape[1:])

@@ -77,6 +77,7 @@ def test_an_action_that_an_engine_refuses_while_it_copies_waits() -> None:
     copies = iter([False, False, True])
     found = played([Action("pause", 2, 9), Action("weights", 3)], Toy(NAMES, lambda: next(copies)))
     assert found[:3] == [REQUEST, (2, "pause"), (5, "weights kept")]
+    assert played([Action("preempt", 2)], Toy(NAMES, lambda: False)) == [REQUEST, (2, "preempt")]
 
 
 def drawn(seed: int, count: int, kinds: Sequence[str] = ACTIONS) -> tuple[Wave, ...]:

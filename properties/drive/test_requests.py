@@ -365,9 +365,18 @@ def test_transformers_gets_no_aborts_where_they_end_the_engine(setting: str) -> 
     assert all(one.while_moving for one in aborted)
 
 
-@pytest.mark.parametrize("given", [{}, {"offload": True}, {"host_cache": True}])
-def test_requests_are_aborted_while_their_kv_moves_where_it_does(given: dict[str, Any]) -> None:
-    served = adapter("transformers" if "offload" in given else "sglang").settings(**given)
+@pytest.mark.parametrize(
+    ("engine", "setting"),
+    [
+        *(("sglang", None), ("sglang", "host_cache"), ("transformers", "offload")),
+        *(("vllm", None), ("vllm", "offload"), ("vllm", "apart")),
+    ],
+)
+def test_requests_are_aborted_while_their_kv_moves_where_it_does(
+    engine: str, setting: str | None
+) -> None:
+    given: dict[str, Any] = {} if setting is None else {setting: True}
+    served = adapter(engine).settings(**given)
     requests = [one for wave in islice(served.traffic(), 12) for one in wave.requests]
     moving = [one for one in requests if one.while_moving]
     assert all(one.aborted == one.arrives for one in moving)

@@ -26,7 +26,7 @@ from paritybit.drive.vllm.attention import (
     store_compressed,
 )
 from paritybit.drive.vllm.host import copy_in_turns
-from paritybit.drive.vllm.serving import likely
+from paritybit.drive.vllm.serving import Vllm, likely, preempt
 from paritybit.drive.vllm.settings import EXPERTS, VllmServed
 
 PAGE, HEADS, WIDTH = 4, 2, 8
@@ -383,3 +383,34 @@ def test_data_parallel_ranks_have_experts_in_common(model: str) -> None:
 def test_rows_with_states_set_no_window_which_their_model_lacks() -> None:
     rows = [row for seed in range(3) for row in TABLE.on("cpu").array.rows(seed)]
     assert {row.settings.get("window") for row in rows if row.settings.get("model")} == {None}
+
+
+def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_it() -> None:
+    engine, names = Vllm(VllmServed(offload=True)), "abcdef"
+    status = {name: SimpleNamespace(name="RUNNING") for name in names}
+    status["a"] = SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")
+    jobs = {name: SimpleNamespace(transfer_jobs=jobs) for name, jobs in (("b", {1}), ("c", set()))}
+    stores = {name: SimpleNamespace(store_events=one) for name, one in (("d", {1}), ("e", set()))}
+    parts = [
+        SimpleNamespace(connector_scheduler=SimpleNamespace(_req_status=jobs)),
+        SimpleNamespace(scheduler_manager=SimpleNamespace(_reqs_to_store=stores)),
+    ]
+    engine._core = SimpleNamespace(
+        scheduler=SimpleNamespace(
+            connector=SimpleNamespace(_connectors=parts),
+            requests={name: SimpleNamespace(status=one) for name, one in status.items()},
+        )
+    )
+    assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_preemption_empties_no_cache_only_while_copies_hold_blocks(rests: bool) -> None:
+    def retract() -> bool:
+        raise RuntimeError("requests wait for remote KV")
+
+    if rests:
+        with pytest.raises(RuntimeError):
+            preempt(retract, lambda: True)
+    else:
+        preempt(retract, lambda: False)

@@ -173,6 +173,21 @@ def test_an_offered_prefix_was_written_for_its_tokens(scene: Scene) -> None:
     assert ["a offers position 6" in texts[0], "b offers position 3" in texts[1]] == [True, True]
 
 
+def test_what_is_kept_of_a_request_was_written_for_it_and_may_be_free(scene: Scene) -> None:
+    scene.forward("a", TOKENS[:5], 0, SLOTS)
+    scene.forward("b", [*TOKENS[:3], 50], 3, [*SLOTS[:3], 20])
+    group, kept = next(iter(scene.watcher.ledgers)), scene.watcher.kept
+    scene.watcher.freed(group, torch.tensor(SLOTS[:3]))
+    kept(group, "a", torch.tensor([SLOTS[3], -1, *SLOTS[:3]]))
+    kept(group, "b", torch.tensor([*SLOTS[:3], 20]))
+    kept(group, "a", torch.tensor([20]), model="draft ")  # No such model has computed it.
+    assert scene.checks() == []
+    kept(group, "a", torch.tensor([SLOTS[3], 20, 30]))
+    assert scene.checks() == ["wrong owner", "uninitialised read"]
+    texts = [one["text"] for one in scene.lines("finding")]
+    assert ["slot 20" in texts[0], "slot 30" in texts[1]] == [True, True]
+
+
 def test_a_prefix_is_shared_while_it_is_computed(scene: Scene) -> None:
     """Each layer writes the KV of all rows before any of them reads it."""
     scene.forward("old", [1, 2, 3], 0, SLOTS)  # Whose slots were given away.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, table_of
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.vllm.pools import DRAFTED, EngineGroup, VllmPool
+from paritybit.connectors.vllm.pools import DRAFT, DRAFTED, EngineGroup, VllmPool
 from paritybit.connectors.vllm.requests import (
     Account,
     Progress,
@@ -74,7 +74,7 @@ class Turn:
             self.row(at, first, count, self.progress[at].rejected)
             for at, (count, first) in enumerate(self.spans)
         ]
-        return Forward("draft extend", tuple(rows), model="draft ")
+        return Forward("draft extend", tuple(rows), model=DRAFT)
 
     def stepped(self) -> Forward:
         """Return the forward of the steps that compute all drafts but the first."""
@@ -82,7 +82,7 @@ class Turn:
             self.row(at, done, max(0, min(self.drafts - 1, self.longest - done)), 0)
             for at, done in enumerate(self.done)
         ]
-        return Forward("draft steps", tuple(rows), model="draft ")
+        return Forward("draft steps", tuple(rows), model=DRAFT)
 
     def row(self, at: int, cached: int, computed: int, spare: int) -> Row:
         """Return the row of a request."""

@@ -82,6 +82,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CHUNKS}._allocate_chunks",
     ),
     "shares": ("vllm.v1.core.block_pool.BlockPool.touch",),
+    "expects": (f"{OFFLOADING}.handle_preemptions",),
     "stores": (f"{OFFLOADING}.prepare_store_kv",),
     "loads": (f"{OFFLOADING}.start_kv_transfers",),
     "submits": (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import FILES, HOST, pages
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.vllm.pools import Blocks
+from paritybit.connectors.vllm.pools import DRAFT, Blocks
 from paritybit.connectors.vllm.scheduling import CACHED, FILED, MESSAGE, PULLED, SIMPLE
 from paritybit.watch.facts import FORWARDS, At, Copy
 from paritybit.watch.stacks import Stack
@@ -53,6 +53,8 @@ class Moving(Blocks):
         self.backend = None
         self.loaded = dict[str, list[Part]]()
         """The parts of the last load for each request."""
+        self.stored = dict[int, str]()
+        """The request of each store whose bytes have not moved."""
         self.filed = False
         """Whether the engine has used a file. It loads none without metadata of attention, and
         replays of graphs store none."""
@@ -135,6 +137,13 @@ class Moving(Blocks):
         parts = self.parts_of(*ends)
         self.starts(f"job {number}", HOST, parts, stores=stores, request=request)
 
+    def expects(self, worker: Any, metadata: Any) -> None:
+        """Note the requests of stores, some of which the engine makes before the forward."""
+        for number, one in metadata.store_jobs.items():
+            self.stored[number] = one.req_id
+        for number in [*self.stored][:-MOST_LOADED]:
+            del self.stored[number]
+
     def stores(self, original: Call, worker: Any, metadata: Any) -> None:
         """Report the stores that the engine queues after a forward."""
         self.complete()
@@ -156,14 +165,33 @@ class Moving(Blocks):
         """Report a job that begins without having been queued."""
         self.job(number, source, target)
 
-    def transfer(self, original: Call, handler: Any, _: int, source: Any, target: Any) -> None:
+    def transfer(self, original: Call, handler: Any, number: int, source: Any, target: Any) -> None:
         """Report the blocks of each engine group that are copied to the host or back."""
         if self.pool is not None:
             self.complete()
             original()
             stores = handler.gpu_to_cpu
+            if stores and (request := self.stored.pop(number, None)) is not None:
+                self.keeps(request, source)
             ends = (source, target) if stores else (target, source)
             self.carried(HOST, self.parts_of(*ends), stores=stores)
+
+    def keeps(self, request: str, device: Any) -> None:
+        """Report the blocks of a request that are kept for requests with its first tokens."""
+        assert self.watcher is not None and self.pool is not None
+        draft, blocks = self.pool.draft, list(device.block_ids)
+        for number, count in enumerate(device.group_sizes):
+            mine, blocks = blocks[:count], blocks[count:]
+            slots, owners = self.pool.slots(mine), list[tuple[str, str, str]]()
+            for place, one in enumerate(self.pool.targets):
+                name = f"{request} in group {number}" if place else request
+                owners += [(kind, name, "") for kind in one.names if one.number == number]
+            if draft is not None and draft.number == number:
+                owners += [(kind, request, DRAFT) for kind in draft.names]
+            kinds = [kind for kind, *_ in owners]
+            for kind, name, model in owners:
+                if kinds.count(kind) == 1:  # Layers of both models may be in one group.
+                    self.watcher.kept(kind, name, slots, model)
 
     def finishes(self, result: Any, worker: Any) -> None:
         """Report the jobs that the engine sees to be over."""

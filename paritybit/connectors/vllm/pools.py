@@ -25,6 +25,9 @@ from paritybit.watch.weak import weakened
 GROUP, DRAFTED = "blocks", "draft blocks"
 """The names of the KV groups: tensors without layers of a draft model, and with them."""
 
+DRAFT = "draft "
+"""The name of the draft model in forwards."""
+
 FLOATS = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,

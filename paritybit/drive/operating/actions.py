@@ -68,7 +68,7 @@ class Operator:
             given += self._end()
         for action in [one for one in self._waiting if one.at <= poll]:
             act = self._act(action.what, poll, idle=idle)
-            if act not in self.acts or not (act in LASTING or self.at_rest()):
+            if act not in self.acts or not (act in LASTING | WHILE_RUNNING or self.at_rest()):
                 continue
             self._waiting.remove(action)
             given += self.acts[act]()

@@ -55,8 +55,12 @@ LOWEST = -100.0
 PREFILL: Mapping[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a router asks of the engine for prefill."""
 
-RUNNING = "RUNNING"
-"""The status of the requests that the engine can retract."""
+RUNNING, LOADING = "RUNNING", "WAITING_FOR_REMOTE_KVS"
+"""The status of the requests that the engine can retract, and of those that wait for KV."""
+
+PREEMPTED = "requests preempted while KV moved"
+OWN_PREEMPTED = "requests preempted while their own KV moved"
+"""The names of counts."""
 
 FEW = 8
 """So few tokens may be sampled with n-gram drafts that some drafts are accepted."""
@@ -136,11 +140,12 @@ class Vllm(Engine):
         self._outputs = processors.OutputProcessor(tokenizer(), log_stats=False)
         with contextlib.suppress(PlayedError):
             while True:
-                for act in self.player.poll():
-                    act()
-                if self.served.apart:
-                    self._route()
-                self._step()
+                with self._counting():
+                    for act in self.player.poll():
+                        act()
+                    if self.served.apart:
+                        self._route()
+                    self._step()
                 self._wait(done=False)
         self._step()  # It tells workers which requests have ended.
         while self._wait(done=True):
@@ -324,7 +329,7 @@ class Vllm(Engine):
 
     @override
     def acts(self) -> Acts:
-        acts = {**acts_of(self._core), "sleep": lambda: [self._sleep]}
+        acts = {**acts_of(self._core, self.at_rest), "sleep": lambda: [self._sleep]}
         if self.served.adapters:
             acts["adapters"] = self._load_again
         # The engine retracts no request whose KV comes from the host, so it must be at rest.
@@ -370,6 +375,28 @@ class Vllm(Engine):
             else functools.partial(remove, number)
             for number, names in self._adapters.items()
         ]
+
+    @override
+    def moves(self, name: str) -> bool:
+        """Return whether a request waits for KV, or a copy of its KV has begun and not ended."""
+        scheduler = self._core.scheduler
+        request = scheduler.requests.get(name)
+        return request is not None and (
+            request.status.name == LOADING
+            or any(copied(one, name) for one in parts_of(scheduler.connector))
+        )
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the requests that are preempted while KV moves, and those whose own KV does."""
+        requests = self._core.scheduler.requests
+        moving = {name for name in requests if self.moves(name)}
+        before = {name: one.num_preemptions for name, one in requests.items() if moving}
+        yield
+        left = ((one, requests[one].num_preemptions) for one in before if one in requests)
+        again = {name for name, count in left if count > before[name]}
+        if again:
+            journal.count(**{PREEMPTED: len(again), OWN_PREEMPTED: len(again & moving)})
 
     def _adapter(self, one: Planned) -> Any:
         if one.adapter is None:
@@ -444,7 +471,14 @@ def likely(step: Mapping[int, Any], answer: Answer, *, best: bool) -> Likely:
     return Likely(token, mine.logprob, ranked, others, best)
 
 
-def acts_of(core: Any) -> Acts:
+def copied(connector: Any, name: str) -> bool:
+    """Return whether a connector has begun a copy of a request's KV, and not seen its end."""
+    jobs = (maybe(connector, "connector_scheduler._req_status") or {}).get(name)
+    stores = (maybe(connector, "scheduler_manager._reqs_to_store") or {}).get(name)
+    return bool(maybe(jobs, "transfer_jobs") or maybe(stores, "store_events"))
+
+
+def acts_of(core: Any, at_rest: Callable[[], bool]) -> Acts:
     """Return the acts of an engine core, as its own calls. A retraction also empties the cache."""
     retract = functools.partial(core.reset_prefix_cache, reset_running_requests=True)
     pause = functools.partial(core.pause_scheduler, "keep", clear_cache=False)
@@ -459,7 +493,7 @@ def acts_of(core: Any) -> Acts:
         "flush": lambda: [functools.partial(require, core.reset_prefix_cache)],
         "pause": lambda: [pause],
         "retract": lambda: [pause, functools.partial(require, retract)],
-        "preempt": lambda: [functools.partial(require, retract)],
+        "preempt": lambda: [functools.partial(preempt, retract, at_rest)],
         "continue": lambda: [core.resume_scheduler],
     }
 
@@ -477,6 +511,16 @@ def load_weights(worker: Any, update: int | None = None) -> None:
         given = other_weights(worker.model_runner.get_model(), update)
     with torch.no_grad():  # The engine leaves it to its caller.
         worker.reload_weights(weights_iterator=given, is_checkpoint_format=False)
+
+
+def preempt(retract: Callable[[], bool], at_rest: Callable[[], bool]) -> None:
+    """Preempt the running requests. While copies hold blocks, the engine then raises an error."""
+    rests = at_rest()
+    try:
+        require(retract)
+    except RuntimeError:
+        if rests:
+            raise
 
 
 def require(act: Callable[[], bool]) -> None:

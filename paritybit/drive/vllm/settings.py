@@ -195,6 +195,11 @@ class VllmServed(Common):
         return replace(one, prompt=(*one.prompt, Part("another token", 1)))
 
     @property
+    @override
+    def moves(self) -> bool:
+        return self.offload or self.apart
+
+    @property
     def forced(self) -> bool:
         """Whether the engine accepts drafts whatever their requests ask."""
         return self.speculative == "eagle" and self.seed % 3 != 0
