@@ -99,7 +99,8 @@ def output(
 
 def a_request(*tokens: int) -> Part:
     """Return a request of the scheduler."""
-    return Part(all_token_ids=list(tokens), lora_request=None, cache_salt=None)
+    facts = {"lora_request": None, "cache_salt": None, "is_finished": bool}
+    return Part(all_token_ids=list(tokens), **facts)
 
 
 DECODE = output({"a": 1}, cached={"a": (6, None)})

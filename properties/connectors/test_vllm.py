@@ -789,6 +789,22 @@ def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:
     assert served.found() == {"leak"}
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_ended_request_keeps_its_blocks_for_ever_if_no_copy_needs_them(
+    served: Served, ended: bool
+) -> None:
+    manager = Part(_num_allocated_chunks=0, _num_chunks=8, _free_list=[], _policy=Part(chunks={}))
+    connector = Part(_jobs={1: None}, manager=manager)
+    served.scheduler.connector = Part(connector_scheduler=connector)
+    served.scheduler.requests["a"].is_finished = lambda: ended
+    served.free.remove(served.blocks[2])
+    hooked(served.engine.idle, lambda *_: None, served.scheduler)
+    assert served.found() == set()
+    connector._jobs.clear()
+    hooked(served.engine.idle, lambda *_: None, served.scheduler)
+    assert served.found() == ({"leak"} if ended else set())
+
+
 def test_a_block_that_the_simple_connector_keeps_pinned_is_a_leak(served: Served) -> None:
     blocks = [Part(block_id=number, ref_cnt=0, is_null=number == 0) for number in range(4)]
     free = Part(get_all_free_blocks=lambda: [one for one in blocks[1:] if not one.ref_cnt])

@@ -144,16 +144,21 @@ class Scheduling(Following):
             self.events.append(("forgotten",))
 
     def idle(self, result: Any, scheduler: Any) -> None:
-        """Note which blocks are free, when no request is left."""
-        connector = maybe(scheduler, "connector")
-        waits = scheduler.requests or maybe(scheduler, "deferred_frees")
-        connectors = parts_of(connector)
+        """Note which blocks are free, when no request is left.
+
+        Requests that have ended are left if the engine waits for a copy before it frees their
+        blocks. If its connectors have none under way, it waits for ever.
+        """
+        connectors, left = parts_of(maybe(scheduler, "connector")), scheduler.requests.values()
+        waits = maybe(scheduler, "deferred_frees") or not all(one.is_finished() for one in left)
         waits = waits or any(copies(maybe(one, "scheduler_manager")) for one in connectors)
         if self.scheduler is scheduler and not waits:
+            pools = [pool for one in connectors if (pool := on_host(one)) is not None]
+            if left and len(pools) < len(connectors):
+                return
             blocks = scheduler.kv_cache_manager.block_pool
             free = [block.block_id for block in blocks.free_block_queue.get_all_free_blocks()]
             locked = sum(block.ref_cnt != 0 for block in blocks.blocks if not block.is_null)
-            pools = [pool for one in connectors if (pool := on_host(one)) is not None]
             self.events.append(("rests", free, locked, pools))
 
     # What a watcher has, too: see `Journal.lose`.
