@@ -532,20 +532,23 @@ def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
     """Request texts RETURNS times, in part and then whole, faster than the engine serves them.
 
     The pool is full, so what ends is evicted at once, and comes back from elsewhere, the whole
-    behind the part. Many end with their last page, and some of these go on. Many are aborted: while
-    they wait, while their KV comes, or while the last of it is stored.
+    behind the part, which may be next to be evicted. Many end with their last page, and some of
+    these go on. Many are aborted: while they wait, while their KV comes, or while the last of it is
+    stored.
     """
     chance, limits, arrival = draw.chance, draw.limits, 0
     for turn in range(RETURNS):
         for index in chance.sample(range(len(texts)), len(texts)):
             arrival += chance.choice((0, 0, 1, 2))
             text, less = texts[index], chance.choice((0, 0, 1, limits.page))
-            for twin, part in enumerate(chance.choice(((less,), (text.length // 2, less)))):
+            parts = chance.choice(((less,), (text.length // 2, less)))
+            for twin, part in enumerate(parts):
                 place = f"{turn}.{index:03}.{twin}"
-                late = arrival + twin * chance.choice((1, 1, 2, 4, 8))
+                late = arrival + twin * chance.choice((1, 2, 4, 8, 12, 16))
                 shared = replace(text, length=max(1, text.length - part))
                 own = (draw.part(place, chance.randint(1, limits.window)),) * chance.randint(0, 1)
-                tokens = chance.choice((1, 2, 3, limits.page, 4 * limits.window))
+                most = 3 if len(parts) > twin + 1 else 5
+                tokens = chance.choice((1, 2, 3, limits.page, 4 * limits.window)[:most])
                 one = draw.ending(draw.made(place, (shared, *own), tokens, late))
                 if chance.random() < STOPPED:
                     one = replace(one, aborted=late + chance.randint(0, 6))
