@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 LONGEST_VALUE = 200
 """The maximum number of characters that a message quotes from a wrong value."""
@@ -100,6 +99,18 @@ def no_verdict(error: BaseException) -> str:
     return f"no verdict: {save_tracebacks([''.join(traceback.format_exception(error))])}"
 
 
+def keep(text: str, kind: str) -> str:
+    """Write a text to a temporary file that stays, and return its path, or why there is none."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix=f"paritybit-{kind}-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+    except OSError as error:
+        return f"which could not be written ({error.strerror}): {text}"
+    return file.name
+
+
 def save_tracebacks(errors: Iterable[str]) -> str:
     """Write tracebacks to a file, and return a sentence that names the file.
 
@@ -107,14 +118,5 @@ def save_tracebacks(errors: Iterable[str]) -> str:
     """
     different = list(dict.fromkeys(error.rstrip() for error in errors))
     more = f", and {len(different) - 1} more" if len(different) > 1 else ""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="paritybit-error-", suffix=".txt", delete=False, encoding="utf-8"
-        ) as file:
-            file.write("\n\n".join(different) + "\n")
-    except OSError as error:
-        where = f"which could not be written ({error.strerror}): {' | '.join(different)}"
-    else:
-        where = str(Path(file.name))
-    first = shorten(headline(different[0]))
-    return f"internal error: {first}{more}; full traceback: {where}"
+    where = keep("\n\n".join(different) + "\n", "error")
+    return f"internal error: {shorten(headline(different[0]))}{more}; full traceback: {where}"

@@ -149,3 +149,43 @@ def test_the_workflows_of_the_page_are_valid_and_name_inputs_and_outputs_of_the_
     words = [actionlint, "-no-color", "-shellcheck=", "-pyflakes="]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "says"),
+    [
+        ({}, 0, ""),
+        ({"watch transformers": 125}, 0, ""),
+        ({"watch transformers": 1}, 1, "transformers==5.24.0 ended with 1 instead of 0 125"),
+        ({"watch transformers": 2}, 1, "transformers==5.24.0 ended with 2 instead of 0 125"),
+        ({"engine transformers": 125}, 0, "transformers==5.24.0 was not tried"),
+        ({"engine transformers": 2}, 1, "transformers==5.24.0 was not downloaded: 2"),
+        ({"engine sglang==0.5.23": 2}, 1, "sglang==0.5.23 was not downloaded: 2"),
+        ({"engine sglang==0.5.11": 2}, 1, "sglang==0.5.11 was not downloaded: 2"),
+        ({"watch sglang==0.5.11": 0}, 1, "sglang==0.5.11 ended with 0 instead of 1"),
+        ({"watch sglang==0.5.23": 125}, 1, "sglang==0.5.23 ended with 125 instead of 0"),
+    ],
+    ids=str,
+)
+def test_the_check_of_released_engines_fails_unless_each_ends_as_expected(
+    codes: Mapping[str, int], code: int, says: str, tmp_path: Path
+) -> None:
+    """A release that no package index has is not tried. A wrong hash (2) is an error."""
+    ends = {"watch sglang==0.5.11": 1, **codes}
+    cases = "".join(f'"{one}"*) exit {ends[one]};;\n' for one in sorted(ends, key=len)[::-1])
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/bash
+[ "$4" = --engine ] && given=$5 || given=$4
+case "$3 $given" in
+{cases}esac
+""")
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci/engines"],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert says in done.stdout

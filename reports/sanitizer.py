@@ -23,6 +23,7 @@ from paritybit.reports.model import (
 )
 
 from paritybit.launch.schema import (
+    STAYS,
     ConfigRecord,
     ProcessRecord,
     RecordedFinding,
@@ -199,12 +200,13 @@ def finding_blocks(finding: RecordedFinding, engine: str) -> Iterator[Block]:
 
 
 def baseline(record: WatchRecord) -> Iterator[PageSection]:
-    """Yield the change of each cause since the baseline, if there is one."""
+    """Yield the causes that changed since the baseline, if there is one."""
     if record.baseline is None:
         return
     head = ("cause", record.baseline, "this run", "change")
-    rows = [(one.cause, one.before, one.after, one.kind) for one in record.changes]
-    cells = tuple(tuple(map(Piece, row)) for row in rows or [("no findings", "", "", "")])
+    found = (one for one in record.changes if one.kind != STAYS)
+    rows = [(one.cause, one.before, one.after, one.kind) for one in found]
+    cells = tuple(tuple(map(Piece, row)) for row in rows or [("no difference", "", "", "")])
     yield PageSection("baseline", "Against the baseline", (DataTable("causes", head, cells),))
 
 

@@ -29,7 +29,7 @@ MOST = 999_999_999
 
 ABOUT = (
     "Find what CUDA-graph replay does to the KV caches of LLM engines. Exit codes: 0 as expected, "
-    "1 finding, 2 malformed input, 125 no verdict, 130 interrupted."
+    "1 finding, 2 malformed input, 125 no verdict, 130 or 143 interrupted."
 )
 
 
@@ -181,6 +181,13 @@ def engine_option(default: Any) -> Any:
     return typer.Option(default, "--engine", metavar="ENGINE", help=about)
 
 
+def with_release(engine: str) -> str:
+    """Return an engine, which is the newest release for a name alone."""
+    from paritybit.engines.fetch import with_version
+
+    return with_version(engine)
+
+
 RUNS = file(OUT, "Folder in which each run creates its own folder")
 
 
@@ -291,11 +298,10 @@ def explore(
     """Explore every schedule of an engine's prefix cache up to a bound."""
     from paritybit.harness.cli.explore import run_explore
 
-    from paritybit.engines.fetch import with_version
     from paritybit.explore.bound import Bound
 
     bound = Bound(slots=slots, requests=requests, page_size=page_size, window=window, keys=keys)
-    return run_explore(with_version(engine), bound, depth, seconds, out)
+    return run_explore(with_release(engine), bound, depth, seconds, out)
 
 
 @command(ENGINES)
@@ -306,7 +312,7 @@ def engine(
     from paritybit.drive.adapters import release_of
     from paritybit.engines import fetch
 
-    adapter, number = release_of(fetch.with_version(version))
+    adapter, number = release_of(with_release(version))
     found = adapter.prepare(f"{adapter.package.name}=={number}")
     typer.echo(f"{found.name} is in {fetch.folder()}")
     return 0
@@ -317,16 +323,14 @@ def replay(
     case: list[Path] = typer.Argument(parser=path, help="Case files, or folders of them"),
     engine: str | None = engine_option(None),
 ) -> int:
-    """Replay cases.
+    """Replay cases, and tell whether their recorded findings appear.
 
-    One case: 0 if nothing is found, 1 for a finding. Several cases: 0 if each reproduces its
-    recorded result, 1 if one does not. A case that was recorded on an engine needs --engine.
+    1 if one does, else 125 if a case has no verdict, for example if only other findings appear,
+    else 0. A case that was recorded on an engine needs --engine, whose known findings count as 0.
     """
     from paritybit.harness.cli.replay import run_replay
 
-    from paritybit.engines.fetch import with_version
-
-    return run_replay(case, engine and with_version(engine))
+    return run_replay(case, engine and with_release(engine))
 
 
 @command(FINDINGS)
@@ -341,9 +345,7 @@ def shrink(
     """
     from paritybit.harness.cli.watch.shrink import run_shrink
 
-    from paritybit.engines.fetch import with_version
-
-    return run_shrink(case, with_version(engine), seconds)
+    return run_shrink(case, with_release(engine), seconds)
 
 
 @command(FINDINGS)
@@ -359,8 +361,8 @@ def report(
 ) -> int:
     """Write the page of a run, or compare two runs.
 
-    Of two runs of watch: 0 if the later one is no worse, 1 if a finding is new or worse, and 125 if
-    it has no verdict where the earlier one had one.
+    Of two runs of watch: 1 if a cause is new in the later one, else 125 if it has no verdict where
+    the earlier one had one, else 0.
     """
     if issue:
         from paritybit.harness.cli.issue import run_issue

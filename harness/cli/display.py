@@ -1,6 +1,6 @@
 """Errors at the end of `regress` and `replay`, on the terminal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.errors import CannotRunError, headline, report_error, save_tracebacks
@@ -9,13 +9,12 @@ LACKING = f"{CannotRunError.__module__}.{CannotRunError.__qualname__}: "
 """The beginning of a traceback's last line if something was missing, which is not a defect."""
 
 
-def summary_of(cases: int, wrong: int, undecided: int) -> tuple[str, int]:
-    """Return the line about several replayed cases, and the exit code."""
-    line = (
-        f"{cases} cases: {cases - wrong - undecided} reproduced, {wrong} not reproduced, "
-        f"{undecided} without a verdict"
-    )
-    return line, FINDING if wrong else CANNOT_RUN if undecided else OK
+def summary_of(codes: Sequence[int]) -> tuple[str, int]:
+    """Return the line about several replayed cases with these exit codes, and that of all."""
+    found, none = codes.count(FINDING), codes.count(OK)
+    rest = len(codes) - found - none
+    line = f"{len(codes)} cases: {found} finding, {none} no finding, {rest} no verdict"
+    return line, FINDING if found else CANNOT_RUN if rest else OK
 
 
 def print_errors(errors: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, INTERRUPTED, OK
 from paritybit.harness.cli.folders import for_record, run_folder, swap_link
-from paritybit.harness.errors import CannotRunError, MalformedError
+from paritybit.harness.errors import CannotRunError
 from rich.console import Console
 
 from paritybit.explore.bound import Bound
@@ -72,18 +72,17 @@ def show(console: Console, actions: Sequence[str], violation: str) -> None:
     console.print(violation, style="bold", markup=False)
 
 
-def replay_explored(case: ExploreCase, name: str, engine: str | None) -> int:
-    """Replay a case of `explore`. Returns 1 if a law is violated, else 0."""
-    if engine is None:
-        raise MalformedError(
-            f"{name} cannot choose which code runs: name the engine with --engine ENGINE==VERSION "
-            "or --engine FOLDER"
-        )
+def replay_explored(case: ExploreCase, name: str, engine: str) -> int:
+    """Replay a case of `explore`. Returns 1 if a law is violated, 0 if none, and else 125."""
     _, search = search_of(engine, case.bound)
-    violation = violation_of(search.make(), case.actions)
     console = Console(soft_wrap=True, highlight=False)
+    try:
+        violation = violation_of(search.make(), case.actions)
+    except CannotRunError as error:
+        console.print(f"{name}: no verdict: {error}", style="bold", markup=False)
+        return CANNOT_RUN
     if violation is None:
-        console.print(f"{name}: not reproduced: no violation", style="bold", markup=False)
+        console.print(f"{name}: no finding: no law is violated", style="bold", markup=False)
         return OK
     show(console, case.actions, violation)
     return FINDING

@@ -1,4 +1,4 @@
-"""The command `replay`. Compares each of several cases with its recorded result."""
+"""The command `replay`: says of each case whether its recorded finding appears."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,64 +9,109 @@ from paritybit.harness.campaigns.task import cached_player, explain
 from paritybit.harness.checks.play import DeviceLostError, Outcome, SchedulePlayer
 from paritybit.harness.checks.table import PROPERTIES
 from paritybit.harness.cli.display import print_errors, summary_of
-from paritybit.harness.cli.exit_codes import FINDING, OK
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK
 from paritybit.harness.cli.explore import replay_explored
-from paritybit.harness.cli.watch.replay import replay_watched
+from paritybit.harness.cli.watch.replay import replay_watched, require_engine, require_here
 from paritybit.harness.errors import (
     CannotRunError,
     MalformedError,
     UnknownNameError,
     headline,
     printable,
+    report_error,
 )
 from paritybit.harness.explain.report import observe
 from paritybit.harness.lockstep.config import require_cuda
 from paritybit.harness.lockstep.tracebacks import traceback_of
 from paritybit.harness.records.case import Case
-from paritybit.harness.records.codec import FileKind, load
+from paritybit.harness.records.codec import load
 from rich.console import Console
 from rich.markup import escape
 
 from paritybit.explore.case import ExploreCase
 from paritybit.launch.case import WatchCase
 
+AnyCase = Case | WatchCase | ExploreCase
+
+PROVES_NOTHING = "runs no forward, so it proves nothing"
+
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of one case. `as_said` is whether it reproduced its recorded result.
+    """The result of one case: the exit code that it has alone, and a message.
 
     `error` is the traceback of an internal error. The case has no verdict then.
     """
 
-    as_said: bool
+    code: int
     message: str
     error: str | None = None
 
 
+MARKS = {FINDING: "[bold red]finding[/]   ", OK: "[green]no finding[/]"}
+NO_VERDICT = "[yellow]no verdict[/]"
+
+
 def run_replay(paths: Sequence[Path], engine: str | None) -> int:
-    """Replay case files, of the laboratory or of an engine."""
-    if len(paths) > 1 or paths[0].is_dir():
-        if engine is None:
-            return replay_many(paths)
-        return replay_watched(
-            [(load(path, WatchCase), path.name) for path in files_of(paths)], engine
-        )
-    case, name = load_known(paths[0], Case, WatchCase, ExploreCase), paths[0].name
-    if isinstance(case, ExploreCase):
-        return replay_explored(case, name, engine)
+    """Replay case files, of the laboratory or of an engine, and return the exit code.
+
+    It is FINDING if the recorded finding of one appeared, else CANNOT_RUN if one has no verdict,
+    for example because only other findings appeared, and else OK.
+    """
+    files, console = files_of(paths), Console(soft_wrap=True)
+    alone, codes, work = len(files) == 1, list[int](), list[tuple[AnyCase, str]]()
+    for path in files:
+        try:
+            case = load_known(path)
+            require_playable(case, path.name, engine)
+            work.append((case, path.name))
+        except CannotRunError as error:
+            if alone:
+                raise
+            console.print(f"{NO_VERDICT} {escape(printable(str(error)))}")
+            codes.append(CANNOT_RUN)
+    watched, errors = list[tuple[WatchCase, str]](), list[str]()
+    for case, name in work:
+        if isinstance(case, WatchCase):
+            watched.append((case, name))
+        elif isinstance(case, ExploreCase):
+            codes.append(replay_explored(case, name, str(engine)))
+        elif alone:
+            return replay_one(case, name)
+        else:
+            ended = replay(case)
+            mark = MARKS.get(ended.code, NO_VERDICT)
+            console.print(f"{mark} {escape(printable(name))}: {escape(ended.message)}")
+            codes.append(ended.code)
+            errors += [ended.error] if ended.error is not None else []
+    if watched:
+        more, stopped = replay_watched(watched, str(engine))
+        codes += more
+        if stopped is not None:
+            return report_error("interrupted", FINDING if FINDING in codes else stopped)
+    if alone:
+        return codes[0]
+    line, code = summary_of(codes)
+    console.print(line)
+    print_errors(errors)
+    return code
+
+
+def require_playable(case: AnyCase, name: str, engine: str | None) -> None:
+    """Raise an error for a case that cannot be played with these options, or not here.
+
+    Raises MalformedError without --engine if a case needs it, or with it if a case cannot have it.
+    Raises CannotRunError for a case of a device that is not here.
+    """
     if isinstance(case, WatchCase):
-        return replay_watched([(case, name)], engine)
-    assert isinstance(case, Case)
-    if engine is not None:
-        raise MalformedError(f"{name} is not the case of an engine, so --engine cannot be used")
-    require_device(case)
-    return replay_one(case, name)
-
-
-def require_device(case: Case) -> None:
-    """Raise CannotRunError for a case of a GPU without a usable one."""
-    if case.trial.device == "cuda":
-        require_cuda()
+        require_here(case, name, engine)
+    elif isinstance(case, Case):
+        if engine is not None:
+            raise MalformedError(f"{name} is not the case of an engine, so --engine cannot be used")
+        if case.trial.device == "cuda":
+            require_cuda()
+    else:
+        require_engine(case.engine, name, engine)
 
 
 def replay_one(case: Case, name: str) -> int:
@@ -74,7 +119,7 @@ def replay_one(case: Case, name: str) -> int:
     seen = observe(player_of(case), case.schedule)
     outcome = seen.outcome
     if vacuous(without_error(outcome)):
-        raise CannotRunError(f"{name} runs no forward, so it proves nothing")
+        raise CannotRunError(f"{name} {PROVES_NOTHING}")
     for violation in outcome.violations:
         print(f"step {violation.step}: {violation.property}: {violation.message}")
     explanation, error = explain(seen, case.target)
@@ -88,38 +133,10 @@ def replay_one(case: Case, name: str) -> int:
         end=" ",
     )
     print("differs" if outcome.violations else "clean")
-    return FINDING if outcome.violations else OK
-
-
-def replay_many(paths: Sequence[Path]) -> int:
-    """Replay case files, and compare each with its recorded result. Prints one line per case."""
-    console, work, skipped = Console(soft_wrap=True), list[tuple[str, Case]](), 0
-    for path in files_of(paths):
-        try:
-            case = load_known(path, Case)
-            require_device(case)
-        except CannotRunError as error:
-            console.print(f"[yellow]cannot run[/] {escape(printable(str(error)))}")
-            skipped += 1
-        else:
-            work.append((printable(path.stem), case))
-    ended: list[Replayed] = []
-    for name, case in work:
-        ended.append(replay(case))
-        console.print(f"{mark_of(ended[-1])} {escape(name)}: {escape(ended[-1].message)}")
-    failed = [one.error for one in ended if one.error is not None]
-    wrong = sum(not one.as_said for one in ended) - len(failed)
-    line, code = summary_of(len(ended) + skipped, wrong, skipped + len(failed))
-    console.print(line)
-    print_errors(failed)
-    return code
-
-
-def mark_of(replay: Replayed) -> str:
-    """Return the beginning of a case's line."""
-    if replay.error is not None:
-        return "[bold red]failed[/]        "
-    return "[green]reproduced[/]    " if replay.as_said else "[bold red]not reproduced[/]"
+    ended = judged(case, outcome)
+    if ended.code == CANNOT_RUN:
+        raise CannotRunError(f"{name}: {ended.message}")
+    return ended.code
 
 
 def files_of(paths: Iterable[Path]) -> list[Path]:
@@ -133,12 +150,14 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def load_known(path: Path, *kinds: type[FileKind]) -> FileKind:
+def load_known(path: Path) -> AnyCase:
     """Load a case. Raises as `load` does, and CannotRunError for a name that is unknown here."""
     try:
-        return load(path, *kinds)
+        case = load(path, Case, WatchCase, ExploreCase)
     except UnknownNameError as error:
         raise CannotRunError(str(error)) from error
+    assert isinstance(case, AnyCase)
+    return case
 
 
 def vacuous(outcome: Outcome) -> bool:
@@ -154,7 +173,7 @@ def player_of(case: Case) -> SchedulePlayer:
 
 
 def replay(case: Case) -> Replayed:
-    """Replay a case with all properties on, and compare the result with the recorded one.
+    """Replay a case with all properties on.
 
     Once the device is lost, every later case fails with an internal error.
     """
@@ -167,18 +186,21 @@ def replay(case: Case) -> Replayed:
 
 
 def judged(case: Case, outcome: Outcome) -> Replayed:
-    """Compare the violations of a case's schedule with the recorded ones."""
+    """Return the result of a case: whether its schedule violates what it recorded."""
     if outcome.error is not None:
         return failed(outcome.error)
     if vacuous(outcome):
-        return Replayed(as_said=False, message="runs no forward, so it proves nothing")
+        return Replayed(CANNOT_RUN, PROVES_NOTHING)
     wanted, found = case.expected, outcome.violated
-    as_said = wanted <= found if wanted else not found
-    shown = ", ".join(name for name in PROPERTIES if name in found) or "clean"
-    missing = f"; expected {', '.join(sorted(wanted)) or 'no violation'}" * (not as_said)
-    return Replayed(as_said, f"{shown}{missing}")
+    shown = ", ".join(name for name in PROPERTIES if name in found)
+    if not found:
+        return Replayed(OK, "clean")
+    if wanted and not wanted & found:
+        missing = ", ".join(sorted(wanted))
+        return Replayed(CANNOT_RUN, f"{shown} instead of the recorded violation of {missing}")
+    return Replayed(FINDING, shown)
 
 
 def failed(error: str) -> Replayed:
     """Return the result of a case with an internal error."""
-    return Replayed(as_said=False, message=headline(error), error=error)
+    return Replayed(CANNOT_RUN, headline(error), error)

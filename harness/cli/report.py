@@ -15,7 +15,8 @@ from paritybit.reports.page import render
 
 from paritybit.launch.changes import NEW, NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE, changes
 from paritybit.launch.record import of_journals
-from paritybit.launch.schema import WatchRecord
+from paritybit.launch.schema import STAYS, WatchRecord
+from paritybit.launch.words import plural
 
 PAGE = "index.html"
 
@@ -81,13 +82,16 @@ def require_watch(record: Record | WatchRecord, path: Path) -> WatchRecord:
 
 
 def compare(before: WatchRecord, after: WatchRecord) -> int:
-    """Print the changes between two records of `watch`, and return the exit code."""
-    found = changes(before, after)
+    """Print what differs between two records of `watch`, and return the exit code."""
+    every = changes(before, after)
+    found = [change for change in every if change.kind != STAYS]
     for change in found:
-        counts = " → ".join(filter(None, (change.before, change.after)))
-        print(f"{change.kind}: {change.cause}: {counts}")
+        print(f"{change.kind}: {change.cause}: {change.before or change.after}")
     if not found:
-        print("no findings in either")
+        same = len(every)
+        print(
+            f"no difference: {plural(same, 'cause')} in both" if same else "no findings in either"
+        )
     for reason in after.undecided:
         print(f"undecided in the later run: {reason}")
     kinds = {change.kind for change in found}

@@ -13,7 +13,7 @@ from typing import Any
 from paritybit.watch import memory
 from paritybit.watch.attach import of_signal, where
 from paritybit.watch.journal import of_process
-from paritybit.watch.stacks import WRAPPERS, first_line
+from paritybit.watch.stacks import WRAPPERS, first_line, note_connector
 
 HOOK = "_paritybit_hook"
 
@@ -173,6 +173,7 @@ def place_of(function: Any) -> str | None:
 def wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
     """Replace a function of a class, or of each module that has it, by a hook."""
     original, hook = getattr(owner, name), guarded(method)
+    note_connector(method, original)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)

@@ -1,11 +1,17 @@
 """Compares two runs: how the findings of each cause changed."""
 
 from paritybit.drive.operating.actions import COUNT
-from paritybit.launch.schema import CauseChange, ConfigRecord, RecordedFinding, WatchRecord
+from paritybit.launch.schema import (
+    STAYS,
+    CauseChange,
+    ConfigRecord,
+    RecordedFinding,
+    WatchRecord,
+)
 from paritybit.launch.words import all_causes
 from paritybit.watch.settings import TRIED
 
-NEW, FIXED, STAYS = "new", "fixed", "still there"
+NEW, FIXED = "new", "fixed"
 NOT_CHECKED_AGAIN, NOT_CHECKED_BEFORE = "not checked again", "not checked before"
 """The change of a cause between two runs. See `checked` for the last two."""
 

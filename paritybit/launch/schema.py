@@ -165,6 +165,10 @@ class Untried(msgspec.Struct, frozen=True):
     configs: tuple[str, ...] = ()
 
 
+STAYS = "still there"
+"""The change of a cause that two runs have."""
+
+
 class CauseChange(msgspec.Struct, frozen=True):
     """The change of a cause between two runs, and how often each check found it in them."""
 

@@ -22,7 +22,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from paritybit.watch.facts import StaticInput
-from paritybit.watch.stacks import NOWHERE, OWN, Stack, described, engine_file, line_of, stack
+from paritybit.watch.stacks import (
+    NOWHERE,
+    Stack,
+    described,
+    engine_file,
+    line_of,
+    of_connector,
+    stack,
+)
 from paritybit.watch.statements import changed_at, stored_by
 from paritybit.watch.weak import ByObject, ReleasedError, WeakTensor, span
 
@@ -276,8 +284,7 @@ class Fills(TorchDispatchMode):
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
         while frame is not None and engine_file(frame.f_code.co_filename, self.package) is None:
-            own = frame.f_code.co_filename.startswith(OWN)
-            frame = None if own else frame.f_back
+            frame = None if of_connector(frame.f_code.co_filename) else frame.f_back
         return NOWHERE if frame is None else stack(self.package, frame)
 
     def _add(self, tensor: Tensor, here: Stack) -> None:

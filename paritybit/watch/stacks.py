@@ -28,8 +28,11 @@ AROUND, LONGEST = 3, 160
 WRAPPERS: dict[CodeType, Any] = {}
 """The engine's functions by the code of what takes their place and calls them."""
 
-OWN = str(Path(__file__).parents[1])
+OWN = f"{Path(__file__).parents[1]}/"
 """The folder of paritybit, whose connectors have the names of engines."""
+
+CONNECTORS: set[str] = set()
+"""The files of other connectors, which may be in the package of their engine."""
 
 
 class Stack(NamedTuple):
@@ -51,11 +54,16 @@ FILES: dict[str, str] = {}
 NOWHERE = Stack()
 
 
+def of_connector(path: str) -> bool:
+    """Return whether a file belongs to paritybit or to another connector."""
+    return path.startswith(OWN) or path in CONNECTORS
+
+
 @cache
 def engine_file(path: str, package: str) -> str | None:
     """Return the path of a file from its package on, or None if the package does not have it."""
     _, found, rest = path.replace("\\", "/").rpartition(f"/{package}/")
-    if not found or path.startswith(OWN):
+    if not found or of_connector(path):
         return None
     FILES[f"{package}/{rest}"] = path
     return f"{package}/{rest}"
@@ -87,9 +95,25 @@ def wraps(code: CodeType) -> bool:
     return bool(any_of) and code.co_argcount <= 1  # It may be a method.
 
 
+def code_of(function: Any) -> Any:
+    """Return the code of a function without what wraps it, or None."""
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def note_connector(method: Any, original: Any) -> None:
+    """Note the file of a connector's method, whose lines are none of the engine's.
+
+    One file may have both, so that of the engine's function, which the method wraps, is not noted.
+    """
+    mine, theirs = (getattr(code_of(one), "co_filename", "") for one in (method, original))
+    if mine not in {"", theirs} | CONNECTORS:
+        CONNECTORS.add(mine)
+        engine_file.cache_clear()
+
+
 def first_line(function: Any, package: str) -> str | None:
     """Return the line where a function of an engine begins. None for a function of others."""
-    code: Any = getattr(inspect.unwrap(function), "__code__", None)
+    code = code_of(function)
     path = None if code is None else engine_file(code.co_filename, package)
     return None if path is None else line_of(path, code.co_firstlineno, code)
 

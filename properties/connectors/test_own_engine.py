@@ -1,5 +1,6 @@
 """The engine, the connector and the test of the page for engine authors work as they stand."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from paritybit.testing import UndecidedError, conformance, laws
-from paritybit.watch import journal
+from paritybit.watch import journal, stacks
 from paritybit.watch.journal import Journal
 from paritybit.watch.settings import VARIABLE, Settings
 
@@ -54,7 +55,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setattr(journal, "_OPEN", [])
     monkeypatch.delenv(VARIABLE, raising=False)
 
-    def make(old: str = "", new: str = "") -> Any:
+    def make(old: str = "", new: str = "", folder: Path = Path()) -> Any:
         for name, code in zip(
             ("toy", "connector", "test"),
             re.findall(r"```python\n(.*?)```", PAGE, re.S),
@@ -62,7 +63,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         ):
             module = ModuleType(name)
             monkeypatch.setitem(sys.modules, name, module)
-            exec(code.replace(old, new) if old else code, vars(module))
+            path = "<string>" if folder == Path() else str(folder / f"{name}.py")
+            text = code.replace(old, new) if old else code
+            exec(compile(text, path, "exec"), vars(module))
         return sys.modules["test"]
 
     return make
@@ -83,6 +86,21 @@ def test_the_connector_of_the_page_finds_faults(
     assert lines.counts["forwards"] == 8
     assert not [text for text in lines.said if "undecided" in text]
     lines.end()
+
+
+def test_a_finding_names_no_line_of_a_connector_in_the_package_of_its_engine(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal_file = tmp_path / "process-1.jsonl"
+    monkeypatch.setattr(stacks, "CONNECTORS", set())
+    monkeypatch.setenv(VARIABLE, Settings(str(tmp_path)).text())
+    monkeypatch.setattr(journal, "_OPEN", [lines := Journal(journal_file)])
+    made(*FAULTS["a slot is not freed"][:2], folder=tmp_path / "toy").serve()
+    lines.end()
+    said = [json.loads(line) for line in journal_file.read_text().splitlines()]
+    leaks = [one for one in said if one.get("check") == "leak"]
+    assert leaks and not [one for one in leaks if "connector" in json.dumps(one)]
+    assert "by toy/toy.py:15, in Toy.free; called at toy.py:35 in" in leaks[0]["origin"]
 
 
 def test_the_laws_that_fire_are_those_of_the_page(made: Made) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paritybit.harness.errors import MalformedError
 
 from paritybit.drive import adapters as environment
 from paritybit.drive.configs import LackingError
@@ -54,6 +55,11 @@ def test_the_pins_are_those_of_the_release_of_transformers_that_an_engine_pins(
     (tmp_path / "pyproject.toml").write_text(f'dependencies = ["torch", "{pinned}"]\n')
     wanted = of_sglang.wanted_transformers(tmp_path / "sglang")
     assert environment.pins_for(wanted).stem == chosen
+
+
+def test_a_source_tree_that_does_not_say_what_it_needs_is_malformed(tmp_path: Path) -> None:
+    with pytest.raises(MalformedError, match=r"valid: a folder with pyproject\.toml or sglang-VER"):
+        of_sglang.wanted_transformers(package_of(tmp_path, ("a.py", "")))
 
 
 def test_each_pin_has_hashes_and_numpy_stays_below_what_breaks_the_interpreter() -> None:

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from paritybit.launch.changes import FIXED, NEW, STAYS
+from paritybit.launch.changes import FIXED, NEW
+from paritybit.launch.schema import STAYS
 from properties.launch.conftest import Script, Watch
 from properties.support.harness.command_line import CANNOT_RUN, FINDING, OK
 from properties.support.known import STRAY, listed

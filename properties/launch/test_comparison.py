@@ -20,7 +20,13 @@ from properties.support.records import finding, watched
     [
         (watched([]), watched([]), OK, "no findings in either"),
         (watched([]), watched([finding("a")]), FINDING, "new: a: 1 × leak"),
-        (watched([finding("a")]), watched([finding("a", 2)]), OK, "still there: a: 1 × leak → 2"),
+        (watched([finding("a")]), watched([finding("a", 2)]), OK, "no difference: 1 cause in both"),
+        (
+            watched([finding("a"), finding("b")]),
+            watched([finding("b"), finding("c")]),
+            FINDING,
+            "new: c: 1 × leak\nfixed: a: 1 × leak",
+        ),
         (watched([finding("a")]), watched([]), OK, "fixed: a: 1 × leak"),
         (
             watched([finding("a")]),
@@ -38,7 +44,7 @@ from properties.support.records import finding, watched
             watched([]),
             replace(watched([]), undecided=("no graph",)),
             CANNOT_RUN,
-            "undecided in the later run: no graph",
+            "no findings in either\nundecided in the later run: no graph",
         ),
     ],
 )
@@ -54,7 +60,7 @@ def test_the_command_line_says_so(
     for path, record in zip(paths, (before, after), strict=True):
         write(record, path)
     assert main(["report", *map(str, paths)]) == code
-    assert says in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{says}\n"
 
 
 COUNTS = {

@@ -20,11 +20,12 @@ from paritybit.drive.configs import Config
 from paritybit.drive.job import Job
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import SglangServed
+from paritybit.launch.case import WatchCase
 from paritybit.launch.record import WatchOptions
+from paritybit.places import KNOWN_FINDINGS
 from properties.support.harness.command_line import (
     CANNOT_RUN,
     FINDING,
-    INTERRUPTED,
     MALFORMED,
     OK,
     TERMINATED,
@@ -160,16 +161,76 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
     assert f"paritybit replay {RUN.resolve().relative_to(Path.cwd())}/cases/{case.name}" in said
     replay = ("replay", str(case), "--engine", "sglang==0.5.11")
     assert paritybit(*replay, BROKEN="decode graphs") == FINDING
-    assert "reproduced: the finding appeared in forward 4" in capsys.readouterr().out
+    assert "finding: the finding appeared in forward 4" in capsys.readouterr().out
     assert paritybit(*replay) == OK
-    assert "not reproduced: no finding" in capsys.readouterr().out
-    assert paritybit(*replay, FAILED="decode graphs") == CANNOT_RUN
+    assert ".json: no finding\n" in capsys.readouterr().out
     folder = ("replay", str(case.parent), str(case), "--engine", "sglang==0.5.11")
-    assert paritybit(*folder, BROKEN="decode graphs") == OK
-    assert "2 cases: 2 reproduced, 0 not reproduced" in capsys.readouterr().out
-    assert paritybit(*folder) == FINDING
+    assert paritybit(*folder, BROKEN="decode graphs") == FINDING
+    assert "2 cases: 2 finding, 0 no finding, 0 no verdict" in capsys.readouterr().out
+    assert paritybit(*folder) == OK
     assert paritybit("replay", str(case)) == MALFORMED
     assert "name the engine with --engine" in capsys.readouterr().err
+
+
+@pytest.fixture
+def case(paritybit: Run, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The case of the toy's finding."""
+    paritybit(*WATCH, BROKEN="decode graphs")
+    capsys.readouterr()
+    (found,) = (RUN / "cases").iterdir()
+    return found
+
+
+def test_other_findings_than_the_recorded_one_leave_no_verdict(
+    paritybit: Run, case: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So `git bisect` skips the commit. A known one is not counted."""
+    edit(case, "key", value="leak | swa | other")
+    replay = ("replay", str(case), "--engine", "sglang==0.5.11")
+    assert paritybit(*replay, BROKEN="decode graphs") == CANNOT_RUN
+    said = capsys.readouterr().out
+    assert "no verdict: not the recorded finding, but 1 other finding, such as stray write" in said
+    keep_known(STRAY)
+    assert paritybit(*replay, BROKEN="decode graphs") == OK
+    assert ".json: no finding\n" in capsys.readouterr().out
+
+
+def keep_known(*findings: dict[str, str]) -> None:
+    """List known findings in the folder of the engine."""
+    folder = Path("sglang==0.5.11")
+    folder.mkdir()
+    Path(listed(folder, *findings)).rename(folder / KNOWN_FINDINGS)
+
+
+@pytest.mark.parametrize(
+    ("expires", "code", "says"),
+    [
+        ("2999-12-31", OK, f"known: the finding appeared in forward 4, {{}}: {THREAD}"),
+        ("2020-01-01", FINDING, "finding: the finding appeared in forward 4, {}"),
+    ],
+)
+def test_a_replay_reads_the_known_findings_of_its_engine(
+    expires: str, code: int, says: str, paritybit: Run, case: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    keep_known({**STRAY, "expires": expires})
+    replay = ("replay", str(case), "--engine", "sglang==0.5.11")
+    assert paritybit(*replay, BROKEN="decode graphs") == code
+    assert says.format("recorded in forward 4\n").replace("\n:", ":") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["replay", "shrink"])
+def test_an_engine_that_fails_shows_the_end_of_its_output_and_keeps_it(
+    command: str, paritybit: Run, case: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (command, str(case), "--engine", "sglang==0.5.11")
+    assert paritybit(*words, FAILED="decode graphs") == CANNOT_RUN
+    said = capsys.readouterr().out
+    assert "  ValueError: no memory is left\n" in said
+    assert "engine.log" not in said
+    log = Path(said.splitlines()[-1].partition("the whole output of the engine: ")[2])
+    assert "served decode graphs\n" in log.read_text()
+    log.unlink()
 
 
 def test_a_known_finding_ends_no_plan_and_stands_once_in_sarif(
@@ -275,9 +336,10 @@ def test_a_hostile_case_is_refused_and_starts_nothing(
         SglangServed().scope(),
         (Wave(tuple(Planned(name, (Part("x", 2),), 3) for name in "ab")),),
     )
-    case: Any = {"format": "paritybit-watch-case", "version": 2, "engine": "sglang==1"}
+    case: Any = {"format": "paritybit-watch-case", "version": 3, "engine": "sglang==1"}
     case |= {"config": "overlap", "script": msgspec.to_builtins(script), "every": 1, "checks": None}
     case |= {"key": "k", "text": "t", "forward": 1}
+    assert msgspec.convert(case, WatchCase)
     changed = case
     for name in place[:-1]:
         changed = changed[name]
@@ -307,7 +369,7 @@ def test_releases_are_watched_once_and_shown_side_by_side(
         paritybit(*WATCH, **({failing: "decode graphs,overlap"} if failing else {}))
         records[version] = RUN.resolve()
     edit(records["0.5.14"] / "watch.json", "counts", value={})
-    edit(records["0.5.14"] / "watch.json", "interrupted", value="SIGINT")
+    edit(records["0.5.14"] / "watch.json", "interrupted", value="SIGTERM")
     ran: list[str] = []
 
     def run(options: WatchOptions) -> int:
@@ -327,7 +389,7 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     monkeypatch.setattr("paritybit.harness.cli.watch.releases.run_watch", run)
     versions = [f"0.5.1{number}" for number in range(1, 5)]
     releases = ("releases", "--releases", ",".join(versions), "--out", "all")
-    assert paritybit(*releases) == INTERRUPTED
+    assert paritybit(*releases) == TERMINATED
     assert ran == versions
     lines = Path("all/releases.md").read_text().splitlines()
     row = next(line for line in lines if "cache\\_loc\\_swa |" in line)
@@ -335,7 +397,7 @@ def test_releases_are_watched_once_and_shown_side_by_side(
     assert "- 0.5.13: all: it does not start" in lines
     assert "- 0.5.14: all: ValueError: no memory is left" in lines
     assert any(re.match(r"- 0\.5\.12: .*pairs of settings", line) for line in lines)
-    assert paritybit(*releases) == INTERRUPTED
+    assert paritybit(*releases) == TERMINATED
     assert ran[4:] == ["0.5.13", "0.5.14"]
     assert paritybit(*releases) == OK  # The interrupted record is that of an earlier run.
     assert "- 0.5.14: all: its files are gone" in Path("all/releases.md").read_text()

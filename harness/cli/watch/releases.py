@@ -5,10 +5,11 @@ interrupted run can continue. The matrix also has the releases that were watched
 """
 
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from paritybit.harness.cli.exit_codes import CANNOT_RUN, INTERRUPTED, OK
+from paritybit.harness.cli.exit_codes import CANNOT_RUN, OK, STOPPED
 from paritybit.harness.cli.folders import command_of
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import last_line, run_watch
@@ -34,11 +35,11 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
     versions = versions_of(engine, names)
     display, releases = Display(), list[Release]()
     display.put(f"watch {plural(len(versions), 'release')} of {engine}")
-    stopped = False
+    stopped: str | None = None
     for version in versions:
         release, stopped = result_of(engine, version, seconds, seed, folder / version)
         releases.append(release)
-        if stopped:
+        if stopped is not None:
             break
     write_whole(folder / MATRIX, matrix(engine, [*earlier(folder, versions), *releases]))
     display.put(f"matrix: {folder / MATRIX}")
@@ -48,15 +49,15 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
         f"{plural(len(causes_in(releases)), 'cause')} of findings",
         style="bold",
     )
-    if stopped:
-        return INTERRUPTED
+    if stopped is not None:
+        return STOPPED[signal.Signals[stopped]]
     return OK if tried else CANNOT_RUN
 
 
 def result_of(
     engine: str, version: str, seconds: int, seed: int, home: Path
-) -> tuple[Release, bool]:
-    """Return the result of a release, and whether its run was interrupted now.
+) -> tuple[Release, str | None]:
+    """Return the result of a release, and the signal that interrupted its run now, or None.
 
     It is watched unless its record is complete. Findings of an interrupted run are kept.
     """
@@ -78,11 +79,11 @@ def result_of(
         try:
             run_watch(options)
         except (CannotRunError, MalformedError) as error:
-            return Release(version, None, str(error)), False
+            return Release(version, None, str(error)), None
         found = None if latest.resolve() == before else record_in(latest)
     if found is None:
-        return Release(version, None, "no record was written"), False
-    stopped = found.interrupted is not None
+        return Release(version, None, "no record was written"), None
+    stopped = found.interrupted
     if found.verdict == "undecided" and not found.counts.get("forwards"):
         # The last line of the first output says why no engine served requests.
         logs = sorted(latest.glob("configs/*/engine.log"), key=lambda log: log.stat().st_mtime)

@@ -2,13 +2,13 @@
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from paritybit.harness.cli.display import summary_of
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.run import WatchRun
-from paritybit.harness.errors import CannotRunError, MalformedError, report_error, shorten
+from paritybit.harness.errors import CannotRunError, MalformedError, keep, shorten
 from paritybit.harness.machine.gpus import visible_gpus
 from paritybit.harness.machine.stopping import heard_by
 
@@ -17,60 +17,68 @@ from paritybit.drive.configs import LACKING
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import Stops
+from paritybit.launch.known import Known, known_findings
 from paritybit.launch.record import WatchOptions
 from paritybit.launch.verdict import ConfigOutcome, open_questions
-from paritybit.launch.words import plural
+from paritybit.launch.words import named, plural
 
-OTHER = -1
-"""The result of a case if the engine only has other findings."""
+MOST_LINES = 20
+"""The most lines at the end of an engine's log that are printed."""
 
 LONGEST = 3600.0
 """The time limit in seconds for a script."""
 
 
-def replay_watched(cases: Sequence[tuple[WatchCase, str]], spec: str | None) -> int:
-    """Replay cases, each with its file name, on an engine, and return the exit code.
+def replay_watched(
+    cases: Sequence[tuple[WatchCase, str]], spec: str
+) -> tuple[list[int], int | None]:
+    """Replay cases, each with its file name, on an engine.
 
-    For one case it is 1 if the engine has a finding. For several it is 1 if any did not reproduce
-    its finding.
+    Returns their exit codes, and that of the signal after which no further one is played, or None.
     """
-    for case, name in cases:
-        require_here(case, name, spec)
-    assert spec is not None
-    adapter = adapter_of(spec)
+    adapter, known = adapter_of(spec), known_findings(None, spec)
     engine = adapter.prepare(spec)
-    display = Display()
-    codes: list[int] = []
+    display, stops, codes = Display(), Stops(), list[int]()
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         prepare(Path(scratch))
-        stops = Stops()
         for number, (case, name) in enumerate(cases):
             folder = Path(scratch) / f"case-{number}"
-            options = WatchOptions("", every=case.every, checks=case.checks)
+            options = WatchOptions("", every=case.every, checks=case.checks, known=known)
             run = WatchRun(folder, Path(scratch), display, stops, options)
             with heard_by(stops.hear):
                 outcome = run.play(case, adapter, engine, LONGEST)
-            if stops.received is not None and case.key not in outcome.tally.findings:
-                return report_error("interrupted", STOPPED[stops.received])
-            text, code = judge(case, outcome)
-            display.put(f"{name}: {text}", style="bold")
-            codes.append(code)
-    if len(cases) == 1:
-        return FINDING if codes[0] == OTHER else codes[0]
-    wrong = sum(code in (OK, OTHER) for code in codes)
-    line, code = summary_of(len(cases), wrong, codes.count(CANNOT_RUN))
-    display.put(line)
-    return code
+            if stops.received is None or case.key in outcome.tally.findings:
+                text, code = judge(case, outcome, known)
+                display.put(f"{name}: {text}", style="bold")
+                if code == CANNOT_RUN and outcome.code and outcome.log is not None:
+                    show_log((folder / outcome.log).read_text("utf-8", "replace"), display)
+                codes.append(code)
+            if stops.received is not None:
+                return codes, STOPPED[stops.received]
+    return codes, None
+
+
+def show_log(text: str, display: Display) -> None:
+    """Print the end of an engine's log, and keep the whole."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for line in lines[-MOST_LINES:]:
+        display.put(f"  {line}")
+    display.put(f"the whole output of the engine: {keep(text, 'log')}")
+
+
+def require_engine(recorded: str, name: str, spec: str | None) -> None:
+    """Raise MalformedError without an engine for a case that was recorded on one."""
+    if spec is None:
+        raise MalformedError(
+            f"{name} was recorded on {shorten(recorded)}, and a case cannot choose which "
+            "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
+        )
 
 
 def require_here(case: WatchCase, name: str, spec: str | None) -> None:
     """Raise MalformedError without an engine, and CannotRunError for a case of another device."""
-    if spec is None:
-        raise MalformedError(
-            f"{name} was recorded on {shorten(case.engine)}, and a case cannot choose which "
-            "code runs: name the engine with --engine NAME==VERSION or --engine FOLDER"
-        )
-    adapter = adapter_of(spec)
+    require_engine(case.engine, name, spec)
+    adapter = adapter_of(str(spec))
     try:
         adapter.settings.of(case.script.settings)
     except ValueError as error:
@@ -79,17 +87,19 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> None:
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
 
 
-def judge(case: WatchCase, outcome: ConfigOutcome) -> tuple[str, int]:
-    """Return the result of a case, and its exit code, or OTHER with other findings only."""
+def judge(case: WatchCase, outcome: ConfigOutcome, known: Known) -> tuple[str, int]:
+    """Return the result of a case, and its exit code."""
     found = outcome.tally.findings
     if case.key in found:
         before = "" if case.forward is None else f", recorded in forward {case.forward}"
-        at = f"forward {found[case.key].forward}{before}"
-        return f"reproduced: the finding appeared in {at}", FINDING
+        at = f"the finding appeared in forward {found[case.key].forward}{before}"
+        thread = known.where(found[case.key])
+        return (f"finding: {at}", FINDING) if thread is None else (f"known: {at}: {thread}", OK)
     if outcome.code == LACKING:
         return "no verdict: this engine cannot be served so", CANNOT_RUN
-    if found:
-        return f"not reproduced, but {plural(len(found), 'other finding')}", OTHER
-    for reason in open_questions([outcome]):
+    if others := [one for one in found.values() if known.where(one) is None]:
+        which = f"{plural(len(others), 'other finding')}, such as {named(others[0])}"
+        return f"no verdict: not the recorded finding, but {which}", CANNOT_RUN
+    for reason in open_questions([replace(outcome, log=None)]):
         return f"no verdict: {reason}", CANNOT_RUN
-    return "not reproduced: no finding", OK
+    return "no finding", OK

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, STOPPED
 from paritybit.harness.cli.watch.display import Display
-from paritybit.harness.cli.watch.replay import require_here
+from paritybit.harness.cli.watch.replay import require_here, show_log
 from paritybit.harness.errors import CannotRunError
 from paritybit.harness.machine.stopping import heard_by
 from paritybit.harness.records.codec import load
@@ -31,6 +31,8 @@ START = 120.0
 """Additional seconds for an engine to start and to play a script."""
 
 PAUSE = 0.2
+
+LOG = "engine.log"
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Shrinking:
         words, variables = command(self.adapter, self.engine, job, folder)
         settings = Settings(str(folder), case.checks, case.every).text()
         variables = environment_with(variables, self.scratch, settings)
-        with (folder / "engine.log").open("wb") as log:
+        with (folder / LOG).open("wb") as log:
             running = Running(words, variables, log, folder, self.warm)
             self.follow(running, best, seconds + START)
         return read(best) if best.exists() else None
@@ -125,10 +127,12 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
         with warm(Path(scratch), "cpu") as importers:
             search = Shrinking(adapter, engine, Path(scratch), stops, say, importers)
             found = search.smallest(case, float(seconds))
+            log = Path(scratch, str(search.played), LOG).read_text("utf-8", "replace")
     if found is None:
         if stops.received is not None:
             return STOPPED[stops.received]
         display.put(f"{path.name}: the finding did not appear on {engine.name}", style="bold")
+        show_log(log, display)
         return CANNOT_RUN
     target = path.with_name(f"{path.stem}-small.json")
     write_case(found, target)

@@ -11,6 +11,7 @@ from paritybit.drive.configs import Table
 from paritybit.drive.served import Common
 from paritybit.drive.sglang.settings import SglangServed, says
 from paritybit.engines.packages import SGLANG
+from paritybit.harness.errors import MalformedError, quote
 
 REAL_DRAFTS = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
 """The variable that makes an engine accept the draft's own tokens."""
@@ -153,14 +154,19 @@ def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
 
 
 def wanted_transformers(package: Path) -> str | None:
-    """Return the release of transformers that an engine pins, or None."""
+    """Return the release of transformers that an engine pins, or None for any.
+
+    Raises MalformedError for an engine that does not say what it needs.
+    """
     metadata = package.parent.glob("sglang-*.dist-info/METADATA")
-    for file in (*metadata, package.parent / "pyproject.toml"):
-        if file.is_file():
-            named = TRANSFORMERS.search(file.read_text(encoding="utf-8"))
-            if named is not None:
-                return named[1]
-    return None
+    files = [one for one in (*metadata, package.parent / "pyproject.toml") if one.is_file()]
+    if not files:
+        raise MalformedError(
+            f"{quote(str(package.parent))} does not state which packages sglang needs; "
+            "valid: a folder with pyproject.toml or sglang-VERSION.dist-info next to sglang"
+        )
+    named = (TRANSFORMERS.search(file.read_text("utf-8", "replace")) for file in files)
+    return next((one[1] for one in named if one is not None), None)
 
 
 def acceptance(package: Path, device: str) -> dict[str, str]:

@@ -161,12 +161,17 @@ def _stand_in_for_operators() -> None:
     "the engine has others for a CPU, without graphs",
 )
 def _declare_platform() -> None:
-    """Declare the entry point by which the engine finds the platform."""
+    """Declare the entry point by which the engine finds the platform.
+
+    A source tree may lack the metadata of a package, without which the engine takes Triton for
+    missing. Metadata that is there comes first.
+    """
     folder = Path(tempfile.mkdtemp(prefix="paritybit-"))
-    metadata = folder / "paritybit_drive-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: paritybit-drive\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(PLATFORM)
+    for name, points in (("paritybit_drive", PLATFORM), ("vllm", "")):
+        metadata = folder / f"{name}-0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        (metadata / "entry_points.txt").write_text(points)
     sys.path.append(str(folder))
 
 

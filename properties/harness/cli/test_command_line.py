@@ -65,7 +65,7 @@ MALFORMED_LINES: dict[str, str] = {
     "replay": "Missing argument 'case'",
     "replay none.json": "none.json cannot be read: No such file",
     f"replay {CASE} --engine sglang==0.5.12": "so --engine cannot be used",
-    f"replay {CASE} {CASE} --engine sglang==0.5.12": "is not a paritybit-watch-case file",
+    f"replay {CASE} {CASE} --engine sglang==0.5.12": "so --engine cannot be used",
     "shrink none.json --engine sglang==0.5.12": "none.json cannot be read: No such file",
     f"shrink {CASE} --engine sglang==0.5.12": "is not a paritybit-watch-case file",
     f"shrink {CASE}": "Missing option '--engine'",

@@ -177,7 +177,7 @@ def test_no_case_ends_badly(
 ) -> None:
     """One that can be read is not played here, nor is an engine looked for."""
     monkeypatch.setattr("paritybit.harness.cli.replay.replay_one", lambda *_: OK)
-    replayed = Replayed(as_said=True, message="clean")
+    replayed = Replayed(OK, "clean")
     monkeypatch.setattr("paritybit.harness.cli.replay.replay", lambda _: replayed)
     path = tmp_path / "case.json"
     path.write_text(json.dumps(changed(data, DATA)))

@@ -58,53 +58,55 @@ def copies(case_file: Path, *names: str) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_many_cases_are_each_held_against_what_they_say(
-    case_file: Path, capsys: pytest.CaptureFixture[str]
+CASES: dict[str, tuple[dict[str, Any], int, str]] = {
+    "finding": ({}, FINDING, "kv_parity"),
+    "clean": ({"bugs": []}, OK, "clean"),
+    "other": ({"target": "next_tokens"}, CANNOT_RUN, "instead of the recorded violation of next"),
+    "unknown": ({"bugs": ["nonsense"]}, CANNOT_RUN, "does not have: unknown bug 'nonsense'"),
+    "vacuous": ({"steps": []}, CANNOT_RUN, "runs no forward, so it proves nothing"),
+}
+"""What is changed in a case, its exit code, and a part of what is said of it."""
+
+PLACES = {"bugs": ("trial", "bugs"), "steps": ("schedule", "steps"), "target": ("target",)}
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        *(([name], CASES[name][1]) for name in CASES),
+        (["clean", "finding"], FINDING),
+        (["unknown", "finding"], FINDING),
+        (["clean", "other"], CANNOT_RUN),
+        (["clean", "vacuous"], CANNOT_RUN),
+        (["unknown", "clean"], CANNOT_RUN),
+        (["clean", "clean"], OK),
+        (["finding", "finding"], FINDING),
+    ],
+    ids=str,
+)
+def test_the_exit_code_of_cases_says_whether_their_findings_appear(
+    names: list[str], code: int, case_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder of them, or several by name: one line each, in order, and a sum."""
-    broken, clean, wrong = copies(case_file, "a", "b", "c")
-    for path in (clean, wrong):
-        edit(path, "trial", "bugs", value=[])
-    edit(clean, "target", value=None)
-    assert main(["replay", str(broken), str(clean)]) == OK
-    message = capsys.readouterr().out
-    assert re.findall(r"^(reproduced|not reproduced) +(\w+: \w+)", message, re.M) == [
-        ("reproduced", "a: kv_parity"),
-        ("reproduced", "b: clean"),
-    ]
-    assert message.endswith("2 cases: 2 reproduced, 0 not reproduced, 0 without a verdict\n")
-    assert main(["replay", str(broken.parent)]) == FINDING
-    message = capsys.readouterr().out
-    assert re.search(r"^not reproduced +c: clean; expected kv_parity$", message, re.M)
-    assert message.endswith("3 cases: 2 reproduced, 1 not reproduced, 0 without a verdict\n")
-
-
-def test_a_case_that_cannot_run_here_is_told_among_others(
-    case_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It does not stop the others; a case that does otherwise counts for more."""
-    able, unable = copies(case_file, "a", "b")
-    edit(unable, "trial", "bugs", value=["nonsense"])
-    assert main(["replay", str(able.parent)]) == CANNOT_RUN
-    message = capsys.readouterr().out
-    assert (
-        "cannot run b.json uses names that this build does not have: unknown bug 'nonsense'"
-    ) in message
-    assert message.endswith("2 cases: 1 reproduced, 0 not reproduced, 1 without a verdict\n")
-    edit(able, "trial", "bugs", value=[])
-    assert main(["replay", str(able.parent)]) == FINDING
-
-
-def test_a_case_that_proves_nothing_does_otherwise(
-    case_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A schedule without a forward: alone it cannot run, among others it is not what it says."""
-    vacuous, able = copies(case_file, "a", "b")
-    edit(vacuous, "schedule", "steps", value=[])
-    edit(vacuous, "target", value=None)
-    assert main(["replay", str(vacuous)]) == CANNOT_RUN
-    assert main(["replay", str(vacuous), str(able)]) == FINDING
-    assert "a: runs no forward, so it proves nothing" in capsys.readouterr().out
+    """The same for one case, some files, and a folder: a finding before no verdict."""
+    paths = copies(case_file, *(f"{number}-{name}" for number, name in enumerate(names)))
+    for path, name in zip(paths, names, strict=True):
+        for what, value in CASES[name][0].items():
+            edit(path, *PLACES[what], value=value)
+    assert main(["replay", *map(str, paths)]) == code
+    captured = capsys.readouterr()
+    assert main(["replay", str(paths[0].parent)]) == code
+    assert capsys.readouterr() == captured
+    said = captured.out + captured.err
+    assert all(CASES[name][2] in said for name in names), said
+    if len(names) > 1:
+        codes = [CASES[name][1] for name in names]
+        marks = [re.escape(path.name) for path in paths]
+        assert all(
+            re.search(f"^(finding|no finding|no verdict) +{one}", said, re.M) for one in marks
+        )
+        numbers = [codes.count(one) for one in (FINDING, OK, CANNOT_RUN)]
+        total = "{} cases: {} finding, {} no finding, {} no verdict\n"
+        assert captured.out.endswith(total.format(len(names), *numbers))
 
 
 def test_an_explainer_that_fails_hides_no_violation(

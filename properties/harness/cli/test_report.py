@@ -38,7 +38,7 @@ def test_a_run_is_named_by_its_folder_or_record_and_is_by_default_the_last(
     ("words", "lines"),
     [
         (["--markdown"], ["### Findings by cause", "- **b**: 1 × leak"]),
-        (["paritybit-out/latest"], ["still there: a: 1 × leak → 1 × leak"]),
+        (["paritybit-out/latest"], ["no difference: 2 causes in both"]),
     ],
 )
 def test_other_forms_are_printed_and_write_no_page(
