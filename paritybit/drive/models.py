@@ -1,13 +1,16 @@
 """Tiny models with random weights and the geometry of published models."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 VOCABULARY = 256
 WINDOW = 16
+
+PATTERN = {"*": "full_attention", "M": "linear_attention"}
+"""The kinds of layers in a pattern."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,15 @@ class Model:
     name: str
     config: Mapping[str, Any]
     draft: Mapping[str, Any] | None = None
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The kinds of the layers that have KV or states."""
+        if (pattern := self.config.get("hybrid_override_pattern")) is not None:
+            return [PATTERN[one] for one in pattern if one in PATTERN]
+        plain = ["full_attention"] * self.config["num_hidden_layers"]
+        found: Sequence[str] = self.config.get("layer_types", plain)
+        return found
 
     def write(self, folder: Path) -> Path:
         """Write the configuration to a new folder, and return the folder."""
@@ -195,4 +207,58 @@ DEEPSEEK_V2 = Model(
 )
 """A model with compressed KV: a latent vector and a rotated key for each token, for all heads."""
 
-MODELS = {model.name: model for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2)}
+NEMOTRON_H = Model(
+    name="nemotron_h",
+    config={
+        **_SIZES,
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M*M-",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "layer_norm_epsilon": 1e-5,
+        "ssm_state_size": 16,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "mamba_n_groups": 2,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+    },
+)
+"""A model with states of Mamba2."""
+
+QWEN3_NEXT = Model(
+    name="qwen3_next",
+    config={
+        **_SIZES,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "full_attention_interval": 2,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0, 1, 2, 3],
+        "num_experts": 4,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "num_experts_per_tok": 2,
+    },
+)
+"""A model with states of gated delta nets."""
+
+MODELS = {
+    model.name: model
+    for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2, NEMOTRON_H, QWEN3_NEXT)
+}
+RECURRENT = frozenset({LFM2.name, NEMOTRON_H.name, QWEN3_NEXT.name})
+"""The models with states."""

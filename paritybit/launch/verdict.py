@@ -27,12 +27,13 @@ NEEDED: Mapping[str, str] = {
 """Counts that must not be zero, with the message if one is. Some configurations, but not all, may
 replay no graph."""
 
-DRAFTS: Mapping[str, str] = {
+COUNTED: Mapping[str, str] = {
     "drafts": "no draft was verified",
     "accepted_drafts": "no draft was accepted",
     "rejected_drafts": "no draft was rejected",
+    "state_reads": "no recurrent state was read",
 }
-"""Counts that must not be zero if an engine is served with drafts and counts them."""
+"""Counts that must not be zero if an engine counts them."""
 
 NO_ENGINE = "no engine that the sanitizer supports was loaded"
 
@@ -121,7 +122,7 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
         if outcome.short:
             continue
         counts = outcome.tally.counts()
-        for name, sentence in DRAFTS.items():
+        for name, sentence in COUNTED.items():
             if counts.get(name) == 0:
                 yield sentence if len(outcomes) == 1 else f"{sentence} in {outcome.name}"
                 break
@@ -217,6 +218,7 @@ def scope_of(counts: Mapping[str, int]) -> str:
             if "copies begun" in counts
             else ""
         )
+        + (f", {plural(count('state_reads'), 'state read')}" if "state_reads" in counts else "")
         + (f", {plural(actions, 'action')}" if actions else "")
         + (f", {count(TAKEN) / count(ELAPSED):.1%} of the time" if count(ELAPSED) else "")
         + (f", {count(SERVED_PAIRS)} of {count(PAIRS)} {PAIRS}" if PAIRS in counts else "")

@@ -12,13 +12,7 @@ from paritybit.connectors.following import expected, implied_by
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.attention import lists_of
 from paritybit.connectors.sglang.models import SglangModel
-from paritybit.connectors.sglang.pools import (
-    LOCATIONS,
-    NAME,
-    SglangPool,
-    SglangStates,
-    described,
-)
+from paritybit.connectors.sglang.pools import LOCATIONS, SglangPool, described
 from paritybit.connectors.sglang.rows import (
     Rows,
     bases_of,
@@ -29,6 +23,7 @@ from paritybit.connectors.sglang.rows import (
     paths_of,
     space,
 )
+from paritybit.connectors.sglang.states import CLEARED, NAME, OTHER, SglangStates
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.checks import stale_input, wrong_list
 from paritybit.watch.facts import Forward, IndexList, Row
@@ -315,6 +310,14 @@ def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, 
 
     A keyword argument is a field of the batch.
     """
+    states, found, _ = rows_with_states(kind, **more)
+    return found, states.due
+
+
+def rows_with_states(
+    kind: str, **more: Any
+) -> tuple[SglangStates, list[list[int]], list[int] | None]:
+    """Return states, the slots of two rows, and those that the forward may write, if not theirs."""
     states = SglangStates.of(table())
     assert states is not None
     rows = [
@@ -326,7 +329,8 @@ def told(kind: str = "extend", **more: Any) -> tuple[list[list[int]], dict[int, 
     forward, found = states.with_states(batch, Forward(kind, tuple(rows)), Rows(rows, [0, 1]))
     assert forward.rows == tuple(found.rows)
     assert found.rows[0].slots["full"].tolist() == [0, 1, 2, 3]
-    return [row.slots[NAME].tolist() for row in found.rows], states.due
+    owned = None if forward.owned is None else forward.owned[NAME].tolist()
+    return states, [row.slots[NAME].tolist() for row in found.rows], owned
 
 
 def copies(*pairs: tuple[int, int]) -> dict[str, Any]:
@@ -356,6 +360,50 @@ def test_a_row_reads_the_state_before_it_and_writes_the_one_after_it(
     assert told(kind, **listed) == (slots, due)
 
 
+def tracks(lengths: Sequence[int], *slots: int) -> dict[str, Any]:
+    """Return the fields of a batch that keeps states in slots, -1 for none, after more tokens."""
+    target = torch.tensor(slots)
+    held = {"mamba_track_indices": target, "mamba_track_mask": target >= 0}
+    return held | {"mamba_track_aligned_lens": lambda: torch.tensor(lengths)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tracked", "slots", "owned", "kept"),
+    [
+        ("extend", tracks([1, 9], 7, -1), [[-1, 5, 7, 5], [-1, 3]], None, []),
+        # A state at the end of a row is kept twice.
+        ("extend", tracks([2, 1], 7, 8), [[-1, 5, -1, 5], [8, 3]], [5, 3, 7, 8], [(5, 7)]),
+        ("decode", tracks([], -1, 6), [[-1, 5, -1, 5], [-1, 3]], [5, 3, -1, 6], [(3, 6)]),
+    ],
+)
+def test_a_row_keeps_a_state_for_the_prefix_cache(
+    kind: str,
+    tracked: dict[str, Any],
+    slots: list[list[int]],
+    owned: list[int] | None,
+    kept: list[tuple[int, int]],
+) -> None:
+    states, found, mine = rows_with_states(kind, **tracked)
+    assert (found, mine, states.kept) == (slots, owned, kept)
+    copied: list[Any] = []
+    watcher = SimpleNamespace(copied=lambda *given: copied.append(given))
+    states.end(watcher)  # type: ignore[arg-type]
+    pairs = [pair for _, *ends in copied for pair in zip(*map(Tensor.tolist, ends), strict=True)]
+    assert (pairs, states.kept) == (kept, [])
+
+
+def test_a_row_begins_with_a_state_that_the_forward_cleared_or_copied_whole() -> None:
+    states, *_ = rows_with_states("extend", mamba_clear_indices=None)
+    assert states.due == {3: CLEARED}
+    held = states.table.mamba_pool.mamba_cache
+    held.conv[0][:] = torch.arange(9)[:, None, None]
+    states.cleared(torch.tensor([0, 3]))
+    assert states.seen == {0: CLEARED, 3: OTHER}
+    held.conv[0][:, 4] = held.conv[0][:, 5]
+    states.copied(torch.tensor([5, 5]), torch.tensor([4, 3]))
+    assert states.seen == {0: CLEARED, 4: 5, 3: OTHER}
+
+
 def test_states_are_copied_between_forwards_and_freed() -> None:
     """What a forward copies itself, it reads where it copies from."""
     told: list[Any] = []
@@ -368,7 +416,7 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     allocations = Allocations("0", None, None)
     allocations.watcher = watcher  # type: ignore[assignment]
     allocations.follow([(pool, NAME), (allocator, NAME)])
-    allocations.states = states = SglangStates(parts.kept(parts.Part()))
+    allocations.states = states = SglangStates(table())
     for watching in (True, False):
         watcher.watching = watching
         hooked(allocations.copy_state, lambda *given: None, pool, slots, slots + 1)
@@ -378,8 +426,11 @@ def test_states_are_copied_between_forwards_and_freed() -> None:
     told.clear()
     states.due = {5: 8, 3: -1}  # The row of slot 3 has no cached prefix.
     watcher.judge_inputs = lambda _, inputs: told.extend(inputs)
+    counts = dict[str, int]()
+    watcher.journal, states.read = SimpleNamespace(count=counts.update), 2
     states.judge(watcher)  # type: ignore[arg-type]
     assert [(one.tensor.tolist(), one.expected.tolist()) for one in told] == [([4, -1], [8, -1])]
+    assert counts == {"state_reads": 2}
 
 
 def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paritybit.connectors.following import pages
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
-from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates
+from paritybit.connectors.sglang.pools import SglangPool
+from paritybit.connectors.sglang.states import NAME, SglangStates
 from paritybit.connectors.sglang.transfers import Transfers
 from paritybit.watch.stacks import Stack
 
@@ -140,6 +141,13 @@ class Allocations(Transfers):
             self.states.copied(source, target)
         else:
             self.note(pool, "copied", source, target)
+
+    def clear_state(self, result: Any, pool: Any, indices: Tensor) -> None:
+        """Report states that the engine cleared. A clear within a forward is judged with it."""
+        if self.watcher is not None and self.watcher.watching and self.states is not None:
+            self.states.cleared(indices)
+        else:
+            self.note(pool, "forget", indices)
 
     def load(self, result: Any, pool: Any, saved: Any, indices: Tensor) -> None:
         """Report slots that the engine filled from the host."""

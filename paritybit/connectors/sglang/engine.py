@@ -227,6 +227,8 @@ class SglangEngine(Models):
             if watcher.between_stages:
                 output = output[0] if isinstance(output, tuple) else maybe(output, "logits_output")
                 self.exchanged("sent", output, now.live)
+        if self.states is not None:
+            self.states.end(watcher)
 
     def ended(self, now: Any) -> None:
         """Report what was not judged before the forward."""

@@ -85,6 +85,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CACHE}.memory_pool.MambaPool.alloc",
     ),
     "copy_state": (f"{CACHE}.memory_pool.MambaPool.copy_from",),
+    "clear_state": (f"{CACHE}.memory_pool.MambaPool.clear_slots",),
     "restore": of_allocator(BASE, "restore_state"),
     "move": tuple(f"{CACHE}.memory_pool.{pool}.move_kv_cache" for pool in POOLS),
     "emptied": (
@@ -136,11 +137,15 @@ APART: dict[str, tuple[str, ...]] = {
 """The functions of transfers between prefill and decode."""
 
 
+OPTIONAL = ("restore", "verifies", "clear_state")
+"""The hooks that releases may lack."""
+
+
 def install() -> None:
     """Wrap each target that this release has."""
     exact = any(map(defined, TARGETS["free_pages"]))
     without = {"free_in_pages" if exact else "free_pages"}  # The one calls the other.
-    without |= {one for one in ("restore", "verifies") if not any(map(defined, TARGETS[one]))}
+    without |= {one for one in OPTIONAL if not any(map(defined, TARGETS[one]))}
     apart = APART if all(defined(path) for paths in APART.values() for path in paths) else {}
     SglangEngine.backends = ("mooncake",) if apart else ()
     targets = {name: paths for name, paths in TARGETS.items() if name not in without}

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
-from paritybit.connectors.sglang.pools import NAME, SglangPool, SglangStates, described
+from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.rows import Rows, implied
+from paritybit.connectors.sglang.states import NAME, SglangStates
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.facts import Base, Forward, Group
 from paritybit.watch.weak import Weakly

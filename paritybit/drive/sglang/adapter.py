@@ -35,7 +35,9 @@ HOST = ("KV on the host", "KV written back", "KV in files")
 
 APART = "prefill and decode apart"
 
-OTHER_MODELS = ("states of convolutions", "positions of images", "compressed KV")
+STATES = ("states of convolutions", "states of Mamba2", "states of delta nets")
+
+OTHER_MODELS = (*STATES, "positions of images", "compressed KV")
 
 TABLE = Table(
     axes={
@@ -47,6 +49,8 @@ TABLE = Table(
             "Gemma 4": {},
             "attention sinks": {"model": "gpt_oss"},
             "states of convolutions": {"model": "lfm2"},
+            "states of Mamba2": {"model": "nemotron_h"},
+            "states of delta nets": {"model": "qwen3_next"},
             "positions of images": {"model": "qwen2_vl"},
             "compressed KV": {"model": "deepseek_v2"},
         },
@@ -91,12 +95,12 @@ TABLE = Table(
         (("few window slots",), ("page size 16", "page size 64")),
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
-        ((*HOST, APART), ("states of convolutions", "compressed KV")),
+        ((*HOST, APART), (*STATES, "compressed KV")),
         ((APART,), (*DRAFTS, "mixed batches", "LoRA adapters", "actions")),
-        (("states of convolutions",), ("page size 4", "page size 16", "page size 64")),
+        (STATES[:1], ("page size 4", "page size 16", "page size 64")),
     ],
     failing=[
-        ((APART, "fp8 KV", "compressed KV"),),  # Not yet tried with all others.
+        ((APART, "fp8 KV", "compressed KV", *STATES[1:]),),  # Not yet tried with all others.
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
@@ -104,7 +108,7 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
-    devices=dict.fromkeys((APART, "fp8 KV", "compressed KV"), "cpu"),
+    devices=dict.fromkeys((APART, "fp8 KV", "compressed KV", *STATES[1:]), "cpu"),
     several={
         "dp": {
             "of these models, only gpt-oss has data-parallel attention": [
@@ -148,6 +152,8 @@ def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
         "SGLANG_SWA_EVICTION_INTERVAL": "8",
         # Log-likelihoods of prompts are computed in chunks, of 2048 tokens by default.
         "SGLANG_LOGPROB_CHUNK_SIZE": "24",
+        # It is not that of the model.
+        **({"SGLANG_MAMBA_CONV_DTYPE": "float32"} if served.device == "cpu" else {}),
         **(OWN_CHECKS if says(package, "environ.py", "SGLANG_INVARIANT_CHECK") else {}),
         **(acceptance(package, served.device) if served.forced else {}),
     }

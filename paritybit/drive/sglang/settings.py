@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from paritybit.compat import override
 from paritybit.drive.configs import LackingError
-from paritybit.drive.models import WINDOW, written
+from paritybit.drive.models import RECURRENT, WINDOW, written
 from paritybit.drive.operating.adapters import (
     LOADED,
     MODULES,
@@ -46,6 +46,9 @@ ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 
 STATES = 4
 """States of recurrent layers per running request. The prefix cache uses some of them."""
+
+TRACKED = {"nemotron_h": 16, "qwen3_next": 64}
+"""The tokens of a chunk of models whose states may be kept inside of a prompt."""
 
 GRAPHS = ("decode", "breakable")
 """The captured graphs: decoding, or prefills as well."""
@@ -251,13 +254,19 @@ class SglangServed(Common):
         """Return the options for the attention backend, and for the states of recurrent layers.
 
         For hybrid models, the engine rejects Triton unless the options of both phases name it.
+        With overlap or pages, it keeps states for the prefix cache in slots of their own. Every
+        third row then gets the second of these only when it is needed.
         """
-        if self.model != "lfm2":
+        if self.model not in RECURRENT:
             return {"attention-backend": self.backend}
+        tracks = self.model in TRACKED and (self.overlap or self.page_size > 1)
+        lazy = tracks and self.prefix_cache and self.seed % 3 == 2
         return {
             "max-mamba-cache-size": STATES * self.rows,
             "prefill-attention-backend": self.backend,
             "decode-attention-backend": self.backend,
+            "mamba-track-interval": max(TRACKED[self.model], self.page_size) if tracks else None,
+            "mamba-radix-cache-strategy": "extra_buffer_lazy" if lazy else None,
         }
 
     def _host_cache(self) -> Options:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.drive.sglang import host, late
+from paritybit.drive.sglang import host, late, states
 from paritybit.drive.stand_ins import attention, convolutions, kernels, trees, turns
 from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
@@ -214,14 +214,44 @@ def adapted(kernel: Callable[..., None], arithmetic: type[Any]) -> Callable[...,
     return called
 
 
-CONVOLUTIONS = "sglang.srt.layers.attention.mamba.causal_conv1d"
+MAMBA = "sglang.srt.layers.attention.mamba"
+CONVOLUTIONS = (
+    f"{MAMBA}.causal_conv1d",
+    f"{MAMBA}.mamba",
+    "sglang.srt.layers.attention.linear.gdn_backend",
+)
+"""Modules that convolve. The second one has no such function on a CPU."""
 
 
 @ON_A_CPU.add("short convolutions: torch over the states they are given", SLOW)
 def _stand_in_for_convolutions() -> str | None:
-    update = whole(convolutions.convolved_once, returns=True)
-    put_in(CONVOLUTIONS, "causal_conv1d_update", update)
-    return put_in(CONVOLUTIONS, "causal_conv1d_fn", whole(convolutions.convolved, returns=True))
+    modules: Any = [module for name in CONVOLUTIONS if (module := found(name)) is not None]
+    for module, kind in product(modules, ("", "_triton")):
+        setattr(module, f"causal_conv1d_fn{kind}", whole(convolutions.convolved, returns=True))
+        update = whole(convolutions.convolved_once, returns=True)
+        setattr(module, f"causal_conv1d_update{kind}", update)
+    return None if modules else ""
+
+
+@ON_A_CPU.add("the rule that a CPU keeps no states inside of prompts: none", "CUDA has none")
+def _track_as_on_cuda() -> str | None:
+    rule = "_platform_supports_mamba_cache_extra_buffer"
+    return put_in("sglang.srt.arg_groups.mamba_hook", rule, lambda: True)
+
+
+DELTAS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
+NORM = "sglang.kernels.ops.attention.fla.fused_norm_gate"
+
+
+@ON_A_CPU.add(
+    "the recurrence of Mamba2 and of gated delta nets: torch over the states it is given", SLOW
+)
+def _stand_in_for_recurrences() -> str | None:
+    put_in(f"{MAMBA}.mamba", "mamba_chunk_scan_combined", whole(states.scanned_prompts))
+    put_in(f"{MAMBA}.mamba", "selective_state_update", whole(states.scan_step))
+    put_in(NORM, "rms_norm_gated", states.gated_norm)
+    put_in(DELTAS, "fused_recurrent_gated_delta_rule_packed_decode", whole(states.delta_packed))
+    return put_in(DELTAS, "chunk_gated_delta_rule", whole(states.delta_prompts))
 
 
 @ON_A_CPU.add("the device of LoRA's kernels: the CPU", "the engine expects CUDA")

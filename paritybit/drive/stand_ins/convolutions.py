@@ -46,9 +46,12 @@ def convolved_once(
     cache_seqlens: Any = None,
     conv_state_indices: Any = None,
     pad_slot_id: int = -1,
+    num_accepted_tokens: Any = None,
+    **_: Any,
 ) -> Tensor:
     """Convolve one input per row, [R, channels], with `weight`, and update the states of rows."""
     assert cache_seqlens is None, "states are no rings here"
+    assert num_accepted_tokens is None, "rows have no drafts here"
     conv_state_indices = conv_state_indices.flatten()
     live = conv_state_indices != pad_slot_id
     slots = conv_state_indices.long().clamp(min=0)

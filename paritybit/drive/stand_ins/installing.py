@@ -70,6 +70,10 @@ SPOILED = StandIn(
 )
 
 
+DECAYS = {"A": (-0.1, -0.02), "A_log": (-4.0, -2.0)}
+"""Parameters by which a state forgets, and values with which it remembers many tokens."""
+
+
 def initialise(model: Any, *_: object, **__: object) -> None:
     """Fill each parameter of a model by its name and shape, so that activations are near 1.
 
@@ -92,6 +96,8 @@ def initialise(model: Any, *_: object, **__: object) -> None:
             least = -most
         elif name.endswith("bias"):
             least, most = -0.1, 0.1
+        elif (kind := name.rpartition(".")[2]) in DECAYS:
+            least, most = DECAYS[kind]
         parameter.uniform_(least, most, generator=generator)
 
 
