@@ -24,10 +24,11 @@ class Model:
     @property
     def kinds(self) -> Sequence[str]:
         """The kinds of the layers that have KV or states."""
-        if (pattern := self.config.get("hybrid_override_pattern")) is not None:
+        config = self.config.get("text_config", self.config)
+        if (pattern := config.get("hybrid_override_pattern")) is not None:
             return [PATTERN[one] for one in pattern if one in PATTERN]
-        plain = ["full_attention"] * self.config["num_hidden_layers"]
-        found: Sequence[str] = self.config.get("layer_types", plain)
+        plain = ["full_attention"] * config["num_hidden_layers"]
+        found: Sequence[str] = config.get("layer_types", plain)
         return found
 
     def write(self, folder: Path) -> Path:
@@ -256,9 +257,39 @@ QWEN3_NEXT = Model(
 )
 """A model with states of gated delta nets."""
 
+QWEN3_5 = Model(
+    name="qwen3_5",
+    config={
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": False,
+        "text_config": {
+            **QWEN3_NEXT.config,
+            "model_type": "qwen3_5_text",
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "out_hidden_size": _SIZES["hidden_size"],
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [],
+        },
+    },
+)
+"""Such a model whose ranks can share contexts, and which has images."""
+
 MODELS = {
     model.name: model
-    for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2, NEMOTRON_H, QWEN3_NEXT)
+    for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2, NEMOTRON_H, QWEN3_NEXT, QWEN3_5)
 }
-RECURRENT = frozenset({LFM2.name, NEMOTRON_H.name, QWEN3_NEXT.name})
+RECURRENT = frozenset({LFM2.name, NEMOTRON_H.name, QWEN3_NEXT.name, QWEN3_5.name})
 """The models with states."""

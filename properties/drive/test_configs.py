@@ -14,8 +14,8 @@ from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.served import DEVICES, PARALLEL
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised"},
-    ("sglang", "cuda"): {"rows", "backend", "alone", "apart", "quantised"},
+    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised", "shared"},
+    ("sglang", "cuda"): {"rows", "backend", "alone", "apart", "quantised", "shared"},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart", "quantised"},

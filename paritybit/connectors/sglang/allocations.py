@@ -199,7 +199,7 @@ class Allocations(Transfers):
             with suppress(NotImplementedError):
                 count = getattr(cache, prefix + what, lambda: None)()
             if isinstance(count, int):
-                found[name] = count // ranks
+                found[name] = count // (1 if name == NAME else ranks)
         return found
 
     def emptied(self, original: Call) -> None:

@@ -35,7 +35,9 @@ HOST = ("KV on the host", "KV written back", "KV in files")
 
 APART = "prefill and decode apart"
 
-STATES = ("states of convolutions", "states of Mamba2", "states of delta nets")
+SHARED = "decode context parallelism"
+
+STATES = ("states of convolutions", "states of Mamba2", "states of delta nets", SHARED)
 
 OTHER_MODELS = (*STATES, "positions of images", "compressed KV")
 
@@ -53,6 +55,7 @@ TABLE = Table(
             "states of delta nets": {"model": "qwen3_next"},
             "positions of images": {"model": "qwen2_vl"},
             "compressed KV": {"model": "deepseek_v2"},
+            SHARED: {"model": "qwen3_5", "shared": True},
         },
         "page size": {
             "page size 1": {},
@@ -109,6 +112,7 @@ TABLE = Table(
         (("priorities",), CHUNKS),
     ],
     devices=dict.fromkeys((APART, "fp8 KV", "compressed KV", *STATES[1:]), "cpu"),
+    ranked={SHARED: "tp"},
     several={
         "dp": {
             "of these models, only gpt-oss has data-parallel attention": [

@@ -47,7 +47,7 @@ ROWS, CHUNK, CONTEXT, POOL = 8, 64, 1536, 1536
 STATES = 4
 """States of recurrent layers per running request. The prefix cache uses some of them."""
 
-TRACKED = {"nemotron_h": 16, "qwen3_next": 64}
+TRACKED = {"nemotron_h": 16, "qwen3_next": 64, "qwen3_5": 64}
 """The tokens of a chunk of models whose states may be kept inside of a prompt."""
 
 GRAPHS = ("decode", "breakable")
@@ -109,7 +109,7 @@ class SglangServed(Common):
     unified one in Python. With `storage`, KV on the host is also kept in files. With
     `written_back`, it is written there when it is evicted, and the host has little more room than
     the pool. With `apart`, an engine in another process computes the prompts. With `quantised`, KV
-    has floats of eight bits.
+    has floats of eight bits. With `shared`, all ranks share the context of each request.
     """
 
     ACTIONS: ClassVar = tuple(one for one in ACTIONS if one != "sleep")
@@ -137,6 +137,7 @@ class SglangServed(Common):
     python_tree: bool = False
     apart: bool = False
     quantised: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window pool that is larger than the pool, or a lone storage."""
@@ -254,19 +255,21 @@ class SglangServed(Common):
         """Return the options for the attention backend, and for the states of recurrent layers.
 
         For hybrid models, the engine rejects Triton unless the options of both phases name it.
-        With overlap or pages, it keeps states for the prefix cache in slots of their own. Every
-        third row then gets the second of these only when it is needed.
+        With overlap, pages or shared contexts, it keeps states for the prefix cache in slots of
+        their own. Every third row then gets the second of these only when it is needed.
         """
         if self.model not in RECURRENT:
             return {"attention-backend": self.backend}
-        tracks = self.model in TRACKED and (self.overlap or self.page_size > 1)
+        tracks = self.model in TRACKED and (self.overlap or self.page_size > 1 or self.shared)
         lazy = tracks and self.prefix_cache and self.seed % 3 == 2
         return {
             "max-mamba-cache-size": STATES * self.rows,
             "prefill-attention-backend": self.backend,
             "decode-attention-backend": self.backend,
             "mamba-track-interval": max(TRACKED[self.model], self.page_size) if tracks else None,
-            "mamba-radix-cache-strategy": "extra_buffer_lazy" if lazy else None,
+            "mamba-radix-cache-strategy": "extra_buffer" + "_lazy" * lazy
+            if lazy or self.shared
+            else None,
         }
 
     def _host_cache(self) -> Options:
@@ -302,6 +305,8 @@ class SglangServed(Common):
         if self.ranks == 1:
             return {}
         options: dict[str, object] = {"pp-size": self.pp, "tp-size": self.tp * self.dp}
+        if self.shared:
+            options["dcp-size"] = self.tp
         if self.dp == 1:
             return options
         port = 20_000 + os.getpid() % 20_000

@@ -85,6 +85,7 @@ def _stand_in_for_graphs() -> None:
         held.current_stream = late.LateStream.current
         held.default_stream = lambda *arguments: late.DEFAULT
         held.StreamContext = held.stream = late.InStream
+        held.device = lambda *arguments: contextlib.nullcontext()
         for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
             setattr(held, name, lambda *arguments, **named: None)
 
@@ -250,6 +251,7 @@ def _stand_in_for_recurrences() -> str | None:
     put_in(f"{MAMBA}.mamba", "mamba_chunk_scan_combined", whole(states.scanned_prompts))
     put_in(f"{MAMBA}.mamba", "selective_state_update", whole(states.scan_step))
     put_in(NORM, "rms_norm_gated", states.gated_norm)
+    put_in("sglang.kernels.ops.attention.fla.layernorm_gated", "_get_sm_count", lambda device: 1)
     put_in(DELTAS, "fused_recurrent_gated_delta_rule_packed_decode", whole(states.delta_packed))
     return put_in(DELTAS, "chunk_gated_delta_rule", whole(states.delta_prompts))
 
