@@ -10,8 +10,8 @@ SETUP := $(if $(READY),,.venv/ready)
 
 # The settings that each target passes on as options: BUG=swa_pad is --bug swa_pad. MPS=1 starts an
 # MPS daemon for the command.
-READ_BY_regress := BUG RUNNER PRESET DEVICE SEED MPS
-READ_BY_test := BUG RUNNER PRESET DEVICE MPS
+READ_BY_regress := BUG RUNNER MODEL DEVICE SEED MPS
+READ_BY_test := BUG RUNNER MODEL DEVICE MPS
 READ_BY_watch := ENGINE MODEL DEVICE SEED
 READ_BY_releases := ENGINE SEED
 READ_BY_bench := ENGINE DEVICE

@@ -81,7 +81,7 @@ GLOSSARY: Mapping[str, str] = {
     ),
     "oracle": "A dense computation of a forward pass, without slots.",
     "tape": "The recorded torch calls of a forward pass, which replace a CUDA graph on a CPU.",
-    "model, preset": (
+    "model": (
         "A small model with the attention layers of a published one: gemma3, gpt_oss or mimo."
     ),
     "location scheme": (

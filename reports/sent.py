@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 SENT: Mapping[str, tuple[str, ...]] = {
+    "corrupted read": ("sglang-captured-slots",),
     "engine error": (
         "sglang-reused-prefix-stall",
         "transformers-cancelled-batch",
@@ -11,8 +12,10 @@ SENT: Mapping[str, tuple[str, ...]] = {
         "transformers-offload-stall",
     ),
     "kernel race": ("vllm-rejection-race",),
-    "stale input": ("transformers-unordered-inputs",),
+    "stale input": ("sglang-draft-queries", "transformers-unordered-inputs"),
     "stray write": ("vllm-dummy-drafts", "vllm-dummy-states"),
+    "uninitialised read": ("vllm-transferred-window",),
+    "wrong list": ("sglang-window-pages",),
     "wrong owner": ("vllm-graphs-in-files",),
     "wrong row": (
         "sglang-resumed-minimum",

@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Device to run on: auto, cpu or cuda; auto uses CUDA if available",
     )
     group.addoption("--runner", default="", help="Run only these runners, comma-separated")
-    group.addoption("--preset", default="", help="Run only these models, comma-separated")
+    group.addoption("--model", default="", help="Run only these models, comma-separated")
     group.addoption("--bug", default="", help="Run the clean tests on an engine with this bug")
     group.addoption(
         "--hunt",
@@ -137,10 +137,10 @@ def run_config(config: pytest.Config) -> "RunConfig":
     from paritybit.subjects.runners import RUNNERS
 
     bugs, hunted, runners = (words(config, name) for name in ("--bug", "--hunt", "--runner"))
-    presets = words(config, "--preset") or tuple(PRESETS)
+    presets = words(config, "--model") or tuple(PRESETS)
     try:
         for preset in presets:
-            require_known("preset", preset, PRESETS)
+            require_known("model", preset, PRESETS)
         if bugs or hunted:
             hunts = plan.hunts_of(() if hunted == (ALL,) else bugs or hunted, runners)
         else:

@@ -57,7 +57,7 @@ def options_of(run: Run, cache: Path) -> list[str]:
         *("--max-worker-restart", str(RESTARTS)),
         *("-o", f"cache_dir={cache}", "-o", f"faulthandler_timeout={SECONDS}"),
         *("-o", "faulthandler_exit_on_timeout=true"),
-        *("--device", settings.device, "--preset", ",".join(settings.presets)),
+        *("--device", settings.device, "--model", ",".join(settings.presets)),
         *("--hunt", ",".join("@".join(hunt) for hunt in settings.hunts)),
         *("--hypothesis-seed", str(settings.seed)),
     ]

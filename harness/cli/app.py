@@ -145,7 +145,7 @@ def path(text: str | Path) -> Path:
 
 Device = Literal["auto", "cpu", "cuda"]
 Undecided = Literal["fail", "warn"]
-Kind = Literal["bugs", "runners", "presets", "properties", "findings", "words"]
+Kind = Literal["bugs", "runners", "models", "properties", "findings", "words"]
 EngineName = Literal["sglang", "transformers", "vllm"]
 
 
@@ -381,7 +381,7 @@ def regress(
     ),
     bug: list[str] = names_option("Bugs, each BUG or BUG@RUNNER"),
     runner: list[str] = names_option("Runners"),
-    preset: list[str] = names_option("Models"),
+    model: list[str] = names_option("Models"),
     seed: int = seed_option(),
     device: Device = typer.Option("auto", help="Device to use"),
     out: Path = RUNS,
@@ -400,7 +400,7 @@ def regress(
     return run_regress(
         bugs=bug,
         runners=runner,
-        presets=preset,
+        models=model,
         seed=seed,
         device=device,
         out=out,

@@ -20,7 +20,7 @@ def run_list(kind: str | None, *, as_json: bool) -> int:
         "runners": {
             name: (runner.__doc__ or "").partition("\n")[0] for name, runner in RUNNERS.items()
         },
-        "presets": {name: preset.source for name, preset in PRESETS.items()},
+        "models": {name: preset.source for name, preset in PRESETS.items()},
         "properties": {name: rule.statement for name, rule in PROPERTIES.items()},
         "findings": {name: check.invariant for name, check in CHECKS.items()},
         "words": dict(GLOSSARY),

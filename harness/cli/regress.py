@@ -28,7 +28,7 @@ def run_regress(
     *,
     bugs: Sequence[str],
     runners: Sequence[str],
-    presets: Sequence[str],
+    models: Sequence[str],
     seed: int,
     device: str,
     out: Path,
@@ -39,11 +39,11 @@ def run_regress(
 
     `pytest` are further options for pytest, and `words` are the command line.
     """
-    for name in presets:
-        require_known("preset", name, PRESETS)
+    for name in models:
+        require_known("model", name, PRESETS)
     hunts = hunts_of(bugs, runners)
     device = resolve_device(device)
-    settings = RunConfig(device, hunts, tuple(presets) or tuple(PRESETS), seed)
+    settings = RunConfig(device, hunts, tuple(models) or tuple(PRESETS), seed)
     run = Run(settings, command_of(words))
     with run_folder(out) as folder:
         console = Console()

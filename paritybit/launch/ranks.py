@@ -120,7 +120,7 @@ class Agreement:
     peers: dict[tuple[object, ...], Peers] = field(default_factory=dict)
     compared: int = 0
     exchanges: int = 0
-    """How many of these were of what a stage received."""
+    """How many of these compared what a pipeline stage received."""
 
     def start(self, process: str, rank: Rank, sizes: Rank) -> None:
         """Note the rank of a process."""

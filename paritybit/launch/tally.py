@@ -52,7 +52,7 @@ class Process:
     first: int | None = None
     """The forward of its first finding."""
     touched: dict[object, dict[str, "Order"]] = field(default_factory=dict)
-    """When each cause had its first finding about each request, slot and forward."""
+    """When each cause had its first finding, by request, slot and forward."""
 
 
 @dataclass

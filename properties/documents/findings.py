@@ -138,7 +138,7 @@ def figures() -> str:
         "|---|---|",
         f"| unseen faults | {hits} of {sum(map(len, unseen))} found |",
         f"| false alarms | {wrong} in {sum(reads) / 1e6:.1f} M reads of unmodified engines "
-        f"({wrong / (sum(reads) / 1e6):.2f} per million), all mended |",
+        f"({wrong / (sum(reads) / 1e6):.2f} per million), all fixed |",
         f"| `--overhead 3` | {overhead['found']} of {len(overhead['faults'])} lasting faults found "
         f"after {overhead['median_served']:.0f} forward passes in the median |",
         f"| public threads | {count[FOUND]} of {sum(count.values())} found |",

@@ -93,7 +93,7 @@ def result_of(
 
 
 def earlier(folder: Path, versions: Sequence[str]) -> list[Release]:
-    """Return what the folder has of other releases than these, in the order of releases."""
+    """Return the results that the folder has for other releases, oldest first."""
     others = {path.parent.name for path in folder.glob("*/latest")} - {*versions}
     found = {one: record_in(folder / one / "latest") for one in others}
     return [Release(one, found[one]) for one in sorted(others, key=fetch.in_order) if found[one]]

@@ -295,7 +295,7 @@ class SglangEngine(Models):
     # Inputs, index lists and replays.
 
     def judge(self, watcher: Watcher, now: SglangForward) -> None:
-        """Judge what a forward that has just begun gets."""
+        """Judge the inputs of a forward that has just begun."""
         model, batch, table = now.model, now.batch, self.table
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         if not model.drafts:

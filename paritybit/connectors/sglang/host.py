@@ -146,7 +146,7 @@ class Hosts(Following):
         elif self.watcher is not None:
             self.watcher.note_copy()
             kind = type(device_pool).__name__
-            self.journal.undecided(f"what comes back to a {kind} is not followed")
+            self.journal.undecided(f"KV that is loaded from the host into a {kind} is not followed")
 
     def begin(self, group: str, source: At, target: At) -> None:
         """Report the begin of a group's part of the copies that are submitted now, once."""

@@ -69,7 +69,7 @@ BUILT_IN = {
 
 
 def asked_of(request: Any, vocabulary: int) -> AskedSampling | None:
-    """Return what a request asks of its sampling. None if it is not judged."""
+    """Return the sampling parameters of a request, or None if they are not judged."""
     given = request.sampling_params
     if given is None or maybe(given, "thinking_token_budget") is not None:
         return None

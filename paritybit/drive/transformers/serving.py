@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, float] = {"temperature": 0.9, "top_k": 50, "top_p": 0.95}
 
 
 def sampling_of(one: Planned) -> dict[str, float]:
-    """Return the parameters of sampling of a request that the engine knows."""
+    """Return those of a request's sampling parameters that the engine supports."""
     given = {} if one.sampling is None else one.sampling.given()
     known = {name: value for name, value in given.items() if name in DEFAULTS}
     return known | ({"temperature": one.temperature} if one.temperature else {})

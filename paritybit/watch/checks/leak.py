@@ -121,7 +121,7 @@ def found(
 CHECK = Check(
     "leak",
     "idle",
-    "when nothing runs, every slot ever written, and every slot on the host, is either free or in "
+    "when nothing runs, every written slot, on the device or the host, is either free or in "
     "the prefix cache, none is locked, all cached ones can be evicted, each row of the request "
     "table is free once, and no copy is under way; in vLLM, a slot that a window left two forward "
     "passes before is free",

@@ -27,7 +27,7 @@ from properties.support.harness.command_line import (
 )
 from properties.support.places import ROOT, copy_packages
 
-RUN = ("regress", "--device", "cpu", "--preset", "gpt_oss", "--out", "out")
+RUN = ("regress", "--device", "cpu", "--model", "gpt_oss", "--out", "out")
 NO_VARIABLES: Mapping[str, str] = {}
 
 ALONE = ("-n", "1")

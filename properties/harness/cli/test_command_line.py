@@ -42,7 +42,7 @@ MALFORMED_LINES: dict[str, str] = {
     "regres": "No such command 'regres'. Did you mean 'regress'?; valid: watch, releases",
     "summary": "No such command 'summary'; valid: watch",
     "regress --fast": "No such option: --fast",
-    "regress --see 1": "No such option: --see (Possible options: --device, --preset, --seed)",
+    "regress --see 1": "No such option: --see (Possible options: --device, --seed)",
     "regress --bug": "Option '--bug' requires an argument",
     "regress --bug ,": "'--bug': ',' contains no name",
     "regress --bug nonsense": "unknown bug 'nonsense'; the nearest names are ",
@@ -52,7 +52,7 @@ MALFORMED_LINES: dict[str, str] = {
         "swa_pad cannot be switched on in frozen_kv_mtp; valid: decode"
     ),
     "regress --runner decoder": "unknown runner 'decoder'; valid: decode, ",
-    "regress --preset gpt_oss,gpt9": "unknown preset 'gpt9'; valid: gemma3, gpt_oss, mimo",
+    "regress --model gpt_oss,gpt9": "unknown model 'gpt9'; valid: gemma3, gpt_oss, mimo",
     "regress --device tpu": "'tpu' is not one of 'auto', 'cpu', 'cuda'",
     "regress --device=": "'' is not one of 'auto', 'cpu', 'cuda'",
     "releases --seconds 0": "'--seconds': ",
@@ -171,7 +171,7 @@ def test_every_name_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Iterable[str]] = {
         "bugs": BUGS,
         "runners": RUNNERS,
-        "presets": PRESETS,
+        "models": PRESETS,
         "properties": PROPERTIES,
         "findings": CHECKS,
         "words": GLOSSARY,
