@@ -302,6 +302,35 @@ def test_a_storage_fills_slots_until_the_cache_takes_its_last_note(
     assert copies.scene.checks() == ["copy under way"] * ((given_up is None) + late)
 
 
+@pytest.mark.parametrize("restored", ["as saved", "in another order", "of another request"])
+def test_what_is_known_of_a_retracted_request_comes_back_with_it(
+    restored: str, copies: Copies
+) -> None:
+    """Copies of two requests are held at a time, and one of a request that has ended is not."""
+    copies.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+    copies.scene.forward("c", [1, 2], 0, {"full": [40, 41]})
+    saved = []
+    for slots in ([40, 41], SLOTS, [40]):
+        layers = [[[torch.zeros(len(slots)), torch.zeros(len(slots))]]]
+        hooked(copies.engine.save, lambda *_, it=layers: it, copies.pool, torch.tensor(slots))
+        saved.append(layers)
+    spans = sorted(span for _, span in copies.engine.saved.weak.values())
+    assert spans == [(0, 2), (2, 6), (6, 7)]
+    target = torch.tensor([20, 21, 22, 23])
+    if restored == "in another order":
+        target = target[[1, 0, 2, 3]]
+    wrong = restored == "of another request"
+    given = copies.pool, saved[0 if wrong else 1], target[:2] if wrong else target
+    hooked(copies.engine.load, lambda *_: None, *given)
+    for tensor in copies.scene.groups[0].layers[0].tensors:
+        tensor[target] = tensor[SLOTS].clone()
+    copies.read([20, 21, 22, 23][: len(given[2])], TOKENS[: len(given[2])])
+    assert ("wrong owner" in copies.scene.checks()) == (restored != "as saved")
+    del saved[1], layers, given
+    hooked(copies.engine.save, lambda *_: [torch.zeros(3)], copies.pool, torch.tensor(SLOTS[:3]))
+    assert sorted(span for _, span in copies.engine.saved.weak.values())[0] == (0, 2)
+
+
 @pytest.mark.parametrize("busy", ["", "swa", *QUEUES, *UNDER_WAY])
 def test_host_slots_are_judged_once_nothing_of_an_aborted_request_is_left(busy: str) -> None:
     """What an aborted fetch still has waits in a queue of the controller, by pool or not."""

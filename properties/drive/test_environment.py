@@ -97,6 +97,18 @@ def test_settings_become_options_that_the_release_has(
     assert (tmp_path / "gemma4" / "config.json").is_file()
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_only_the_engine_for_prefill_caches_what_both_keep_in_files(
+    tmp_path: Path, role: str
+) -> None:
+    served = SglangServed("qwen2_vl", apart=True, host_cache=True, storage=True)
+    words = served.words(NEW, tmp_path, tmp_path, role)
+    decodes = role == "decode"
+    assert ("--disaggregation-decode-enable-offload-kvcache" in words) == decodes
+    assert ("--enable-hierarchical-cache" in words) != decodes
+    assert words[words.index("--hicache-storage-backend") + 1] == "file"
+
+
 @pytest.mark.parametrize(
     ("device", "says", "accepts"),
     [("cpu", "", True), ("cpu", 'device="cuda"', False), ("cuda", 'device="cuda"', True)],

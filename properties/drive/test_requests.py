@@ -300,6 +300,14 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
     assert found == {"aborted", "at once", *product((False, True), repeat=2)}
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_outgrow_the_pool_of_an_engine_for_decode(seed: int) -> None:
+    served = SglangServed(apart=True, seed=seed)
+    sizes = [one.length + one.tokens for one in next(iter(served.requests())).requests]
+    limits = served.limits()
+    assert max(sizes) < limits.pool < sum(sizes[: limits.rows])
+
+
 def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -> None:
     """Each text comes RETURNS times, often in part before the whole, with aborts and next turns."""
     limits, found = VllmServed().limits(), Counter[str]()

@@ -74,7 +74,7 @@ class Handle(NamedTuple):
     rid: str
 
 
-def test_kv_moves_that_a_request_fetches_or_whose_node_is_copied() -> None:
+def test_kv_moves_that_a_request_fetches_or_awaits_or_whose_node_is_copied() -> None:
     engine, slots = Sglang(SglangServed(host_cache=True)), object()
     fetches = {"a": (0, 0, slots, 0), Handle("b"): (0, 0, slots, 0), Handle("c"): (0, 0, None, 0)}
     nodes = {"d": 7, "e": SimpleNamespace(id=8), "f": 9, "g": None}
@@ -85,5 +85,8 @@ def test_kv_moves_that_a_request_fetches_or_whose_node_is_copied() -> None:
         ),
         running_batch=SimpleNamespace(reqs=requests[:2]),
         last_batch=SimpleNamespace(reqs=requests[2:]),
+        disagg_decode_transfer_queue=SimpleNamespace(
+            queue=[SimpleNamespace(req=SimpleNamespace(rid="h"))]
+        ),
     )
-    assert [name for name in "abcdefgh" if engine.moves(name)] == ["a", "b", "d", "e"]
+    assert [name for name in "abcdefghi" if engine.moves(name)] == ["a", "b", "d", "e", "h"]

@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import pages
+from paritybit.connectors.following import pages, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.states import NAME, SglangStates
 from paritybit.connectors.sglang.transfers import Transfers
+from paritybit.watch.facts import At
 from paritybit.watch.stacks import Stack
+from paritybit.watch.weak import ByObject
+
+SAVED = "saved tensors"
+"""The pool that stands for the KV that requests keep on the host while they are retracted."""
 
 CACHED, CACHED_STATES = "all_values_flatten", "all_mamba_values_flatten"
 """The methods of a prefix cache that return the locations, and the states, that it holds."""
@@ -31,6 +36,8 @@ class Allocations(Transfers):
         self.states: SglangStates | None = None
         self.collected: list[tuple[str, Tensor, Stack]] = []
         """The group, slots and lines of each call that allocators collect for a later free."""
+        self.saved: ByObject[tuple[int, int]] = ByObject()
+        """The first and last place of each copy of a request's KV, by its first tensor."""
 
     def follow(self, parts: Iterable[tuple[Any, str]]) -> None:
         """Record which group each pool or allocator belongs to."""
@@ -149,9 +156,25 @@ class Allocations(Transfers):
         else:
             self.note(pool, "forget", indices)
 
+    def save(self, result: Any, pool: Any, indices: Tensor) -> None:
+        """Report slots of a request that the engine copied to tensors of its own on the host."""
+        if (key := next(iter(tensors(result)), None)) is not None:
+            first, size = 0, indices.numel()
+            for start, end in sorted(span for _, span in self.saved.weak.values()):
+                if start - first >= size:
+                    break
+                first = max(first, end)
+            self.saved[key[1]] = first, first + size
+            self.note(pool, "moved", At(indices), At(torch.arange(first, first + size), SAVED))
+
     def load(self, result: Any, pool: Any, saved: Any, indices: Tensor) -> None:
-        """Report slots that the engine filled from the host."""
-        self.note(pool, "forget", indices)
+        """Report slots that the engine filled from tensors on the host."""
+        key = next(iter(tensors(saved)), None)
+        span = None if key is None else self.saved.get(key[1])
+        if span is not None and span[1] - span[0] == indices.numel():
+            self.note(pool, "moved", At(torch.arange(*span), SAVED), At(indices))
+        else:
+            self.note(pool, "forget", indices)
 
     # Idle moments.
 

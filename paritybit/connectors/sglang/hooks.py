@@ -8,6 +8,7 @@ SPECULATIVE = "sglang.srt.speculative"
 CACHE = "sglang.srt.mem_cache"
 MANAGERS = "sglang.srt.managers"
 TRANSFERS = "sglang.srt.disaggregation"
+OFFLOADER = "decode_kvcache_offload_manager.DecodeKVCacheOffloadManager"
 POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 RUNNERS = (
@@ -99,10 +100,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "submit": tuple(
         f"{path}.{name}" for path in CONTROLLERS for name in ("start_writing", "start_loading")
     ),
-    "completes": tuple(
-        f"{CACHE}.{path}.{name}"
-        for path in ("hiradix_cache.HiRadixCache", "unified_radix_cache.UnifiedRadixCache")
-        for name in ("writing_check", "loading_check")
+    "completes": (
+        f"{TRANSFERS}.{OFFLOADER}._check_offload_progress",
+        *(
+            f"{CACHE}.{path}.{name}"
+            for path in ("hiradix_cache.HiRadixCache", "unified_radix_cache.UnifiedRadixCache")
+            for name in ("writing_check", "loading_check")
+        ),
     ),
     "polled": tuple(
         f"{CACHE}.{path}.check_hicache_events"
@@ -115,6 +119,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "stored": tuple(f"{path}._page_backup" for path in CONTROLLERS),
     "file_read": (f"{CACHE}.hicache_storage.HiCacheFile.get",),
     "file_written": (f"{CACHE}.hicache_storage.HiCacheFile.set",),
+    "save": tuple(f"{CACHE}.memory_pool.{pool}.get_cpu_copy" for pool in POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
 

@@ -22,8 +22,12 @@ HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLAToke
 POOLS = ("kv", "swa", "mamba")
 """The names of host pools, by the number of a node's component."""
 
-UNDER_WAY = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
-"""The copies of a prefix cache, which may use host slots that no node holds."""
+UNDER_WAY = (
+    *("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup"),
+    "ongoing_offload",
+)
+"""The copies of a prefix cache, or while requests decode, which may use host slots that no node
+holds."""
 
 QUEUES = (
     *("prefetch_queue", "prefetch_sync_queue", "prefetch_hit_queue", "prefetch_buffer"),

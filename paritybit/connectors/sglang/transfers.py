@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.failures import report
-from paritybit.connectors.following import pages
+from paritybit.connectors.following import HOST, pages
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.sglang.host import Hosts
+from paritybit.connectors.sglang.host import Hosts, at_rest
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.watch.facts import At, Copy, HostSlots, RowValues
 from paritybit.watch.observations import EngineError
@@ -61,15 +61,25 @@ class Transfers(Hosts):
         """By room, what the other engine knows of these."""
         self.buffers: Callable[[], Any] = lambda: None
         """Returns the allocator of metadata buffers."""
+        self.offloader: Callable[[], Any] = lambda: None
+        """Returns what copies KV to the host while requests decode."""
 
     def follow_transfers(self, scheduler: Any) -> None:
-        """Record the allocator of metadata buffers."""
+        """Record the allocator of metadata buffers, and what copies KV while requests decode."""
         if (found := maybe(scheduler, "req_to_metadata_buffer_idx_allocator")) is not None:
             self.buffers = weakref.ref(found)
+        if (copier := maybe(scheduler, "decode_offload_manager")) is not None:
+            self.offloader = weakref.ref(copier)
+            if (name := self.names.get(copier.kv_cache)) is not None:
+                self.names[copier.decode_host_mem_pool] = name
 
     def on_host(self, cache: Any) -> dict[str, HostSlots]:
         """Return the slots of the host pools, and the metadata buffers of transfers."""
-        found, buffers = super().on_host(cache), self.buffers()
+        found, buffers, copier = super().on_host(cache), self.buffers(), self.offloader()
+        if copier is not None and at_rest(copier):
+            pool = copier.decode_host_mem_pool
+            free = torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu()
+            found["host of decoding"] = HostSlots(int(pool.size), free, free[:0], pool=HOST)
         if buffers is not None:
             free = torch.tensor([*buffers.free_slots], dtype=torch.int64)
             found["metadata buffers"] = HostSlots(buffers.size, free, free[:0], pool=PEER)

@@ -197,7 +197,8 @@ class Sglang(Engine):
         parser = argparse.ArgumentParser()
         configuration.ServerArgs.add_cli_args(parser)
         package = Path(configuration.__file__).parent.parent
-        words = self.served.words(frozenset(parser._option_string_actions), folder, package)
+        known = frozenset(parser._option_string_actions)
+        words = self.served.words(known, folder, package, *self._role[1:2])
         arguments = configuration.prepare_server_args([*words, *self._role])
         if hasattr(arguments, "resolve_once"):
             arguments.resolve_once()
@@ -399,8 +400,11 @@ class Sglang(Engine):
 
     @override
     def moves(self, name: str) -> bool:
-        """Return whether KV of a request is fetched, or of its node is copied."""
+        """Return whether KV of a request is fetched or transferred, or of its node is copied."""
         cache, scheduler = self._scheduler.tree_cache, self._scheduler
+        transfers = getattr(scheduler, "disagg_decode_transfer_queue", None)
+        if any(one.req.rid == name for one in getattr(transfers, "queue", ())):
+            return True
         for one, fetched in getattr(cache, COPIES[2], {}).items():
             if getattr(one, "rid", one) == name and fetched[2] is not None:  # Slots of the host.
                 return True

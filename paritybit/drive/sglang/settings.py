@@ -19,7 +19,14 @@ from paritybit.drive.operating.adapters import (
     RANK,
     with_adapters,
 )
-from paritybit.drive.requests import Limits, sample, waves, with_returns, with_spaces
+from paritybit.drive.requests import (
+    Limits,
+    sample,
+    waves,
+    with_growth,
+    with_returns,
+    with_spaces,
+)
 from paritybit.drive.script import ACTIONS, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -149,6 +156,8 @@ class SglangServed(Common):
     @override
     def requests(self) -> Iterator[Wave]:
         given = waves(self.seed, self.limits())
+        if self.apart:  # The engine for decode retracts requests whose answers outgrow the pool.
+            given = with_growth(self.seed, given, self.limits())
         if self.host_cache:
             given = with_returns(self.seed, given, self.limits(), flush=self.storage)
         return with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
@@ -156,7 +165,7 @@ class SglangServed(Common):
     @property
     @override
     def moves(self) -> bool:
-        return self.host_cache
+        return self.host_cache or self.apart
 
     @property
     def forced(self) -> bool:
@@ -189,11 +198,13 @@ class SglangServed(Common):
             slots = int(WINDOWS[page] * pool) // page * page
         return Limits(WINDOW, page, self.chunk, CONTEXT, pool, self.rows, slots)
 
-    def words(self, known: frozenset[str], folder: Path, package: Path) -> list[str]:
+    def words(
+        self, known: frozenset[str], folder: Path, package: Path, role: str = ""
+    ) -> list[str]:
         """Return the command line of the engine.
 
         `known` are the options of the release, and `package` is the folder of its package. `folder`
-        gets the configurations of the models.
+        gets the configurations of the models. `role` is that of an engine for prefill or decode.
         Raises LackingError for a setting that the release lacks.
         """
         if self.alone and self.device != "cpu":
@@ -232,7 +243,7 @@ class SglangServed(Common):
             **self._graphs(known),
             **self._speculation(folder, package),
             **self._lora(),
-            **self._host_cache(),
+            **self._host_cache(role),
             **self._ranks(),
             **(APART if self.apart else {}),
         }
@@ -272,15 +283,18 @@ class SglangServed(Common):
             else None,
         }
 
-    def _host_cache(self) -> Options:
+    def _host_cache(self, role: str) -> Options:
         """Return the options for a prefix cache that also keeps KV on the host, and in files.
+
+        An engine for decode keeps no such cache, and writes to files what it computes.
 
         Rows differ in when they write KV to the host, in how much the host and its files hold, in
         how long a request waits for files and, on a CPU, in how KV lies on the host.
         """
         layout, backend = HOST_LAYOUTS[self.seed % 4 if self.device == "cpu" else 0]
         options: Options = {
-            "enable-hierarchical-cache": True,
+            "enable-hierarchical-cache": role != "decode",
+            "disaggregation-decode-enable-offload-kvcache": role == "decode",
             "hicache-ratio": HOST_RATIOS[self.written_back or self.seed // 2 % 2],
             "hicache-mem-layout": layout,
             "hicache-io-backend": backend,
