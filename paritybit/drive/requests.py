@@ -39,9 +39,9 @@ REPEATED, ABORTED, MOVING, FLUSHED = 1 / 6, 1 / 12, 1 / 4, 2 / 5
 """The parts of the requests that repeat an earlier one, that are aborted, and that are aborted
 while their KV moves, and the part of the waves that empty the cache at their end."""
 
-MORE, RETURNS, STOPPED = 1.15, 3, 1 / 4
-"""The tokens of texts that come back from elsewhere, per slot of the pool, how often, and the part
-of those in haste that are aborted."""
+MORE, FEW, RETURNS, STOPPED = 1.15, 1 / 4, 3, 1 / 4
+"""The tokens of texts that come back from elsewhere, per slot of the pool, or from files at first,
+how often, and the part of those in haste that are aborted."""
 
 EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
@@ -203,12 +203,13 @@ def with_returns(
 ) -> Iterator[Wave]:
     """Before each wave, request more texts than the pool holds, and then let them come back.
 
-    They come back RETURNS times. With `flush`, the cache is emptied in between.
+    They come back RETURNS times. With `flush`, the cache is emptied in between, so that few texts
+    do at first.
     """
     draw = Draw(seed, limits)
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.evicted {number}."
-        texts = _texts(draw, int(MORE * limits.pool))
+        texts = _texts(draw, int(limits.pool * (MORE if number or not flush else FEW)))
         yield Wave(tuple(_twice(draw, texts)), flush)
         for turn in range(RETURNS):
             yield Wave(tuple(_back(draw, texts, turn)), flush)

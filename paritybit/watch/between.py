@@ -401,9 +401,11 @@ class Between(Boundary):
             if source.pool == "":
                 entries = ledger.entries(old.slots)
                 entries.append(torch.full_like(entries[-1], ledger.note_call(STORED, call)))
-            elif (source.pool, group) in self.stored:
+            elif source.pool in self.keys or (source.pool, group) in self.stored:
                 columns = self.table(source.pool, ledger, old.slots)
                 entries = [column[old.slots.clamp(min=-1)] for column in columns]
+                if source.pool in self.keys:
+                    entries[WRITER][self.of_others(source.pool, ledger, old.slots)] = NEVER
             elif loads:
                 ledger.forget(new.slots)
                 return
@@ -439,6 +441,15 @@ class Between(Boundary):
                 new[: len(old) - 1] = old[:-1]
             self.stored[key] = columns = fresh
         return columns
+
+    def of_others(self, pool: str, ledger: Ledger, places: Tensor) -> Tensor:
+        """Return which places of a pool hold what only other groups stored, bool [n]."""
+        mine, other = (torch.zeros(len(places), dtype=torch.bool) for _ in range(2))
+        for name in [name for one, name in self.stored if one == pool]:
+            group = self.ledgers[name]
+            stored = self.table(pool, group, places)[-1][places.clamp(min=-1)] != 0
+            (mine if group is ledger else other).logical_or_(stored)
+        return other & ~mine
 
     def hold(self, pool: str, ledger: Ledger, places: Tensor, entries: Sequence[Tensor]) -> None:
         """Set the entries of places of a pool. Those of places below 0 are dropped."""

@@ -306,6 +306,23 @@ def test_content_passes_through_files_by_their_keys(scene: Scene, right: bool) -
     assert first == {"c": 3}
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_a_key_under_which_another_group_alone_stored_brings_nothing(
+    scene: Scene, both: bool
+) -> None:
+    stored(scene)
+    places = scene.watcher.places("files", ["one", "two", "three"])
+    for group in scene.groups if both else scene.groups[:1]:
+        scene.watcher.moved(group.name, at(HOST, "host"), At(places, "files"))
+    for group in scene.groups:
+        scene.watcher.moved(group.name, At(places, "files"), at([30, 31, 32]))
+    fill(scene, [30, 31, 32])
+    scene.forward("b", TOKENS, 3, [30, 31, 32, 20])
+    found = {one["group"] for one in scene.lines("finding")}
+    assert scene.checks() == ([] if both else ["uninitialised read"])
+    assert found == (set() if both else {scene.groups[1].name})
+
+
 def test_a_fetch_to_the_host_is_under_way_during_a_forward(scene: Scene) -> None:
     scene.forward("a", TOKENS, 0, SLOTS)
     begin(scene, "fetch", at([], "files"), at([90_000], "host"), "b")
