@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -111,12 +112,11 @@ def prepare(needs: str, scratch: Path, given: dict[str, str]) -> Path:
             (folder / path.name).symlink_to(path)
         return folder
     if needs == "index":
-        subprocess.run(
-            [sys.executable, "-m", "venv", "--system-site-packages", scratch / "environment"],
-            check=True,
-        )
-        given["PIP_NO_DEPS"] = "1"
-        given["PATH"] = f"{scratch}/environment/bin{os.pathsep}{given['PATH']}"
+        home = scratch / "environment"
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        (packages,) = home.glob("lib/*/site-packages")  # Torch need not be installed again.
+        (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
+        given["PATH"] = f"{home}/bin{os.pathsep}{given['PATH']}"
     return ROOT
 
 
