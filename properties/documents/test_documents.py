@@ -15,6 +15,7 @@ from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
 from paritybit.compat import tomllib
+from paritybit.launch.known import known_findings
 from paritybit.watch.checks import CHECKS
 from properties.documents import commands as commands_of
 from properties.documents import findings, made
@@ -192,6 +193,12 @@ def test_the_commands_that_need_nothing_run(block: commands_of.Block, tmp_path: 
         (tmp_path / name / "watch.json").write_text(encoded(watched(shown().findings)))
     given = commands_of.environment(tmp_path)
     assert list(commands_of.failures([block], tmp_path, given)) == []
+
+
+def test_the_list_of_known_findings_on_the_page_is_read(tmp_path: Path) -> None:
+    (block,) = (one for one in commands_of.blocks() if one.language == "json")
+    (file := tmp_path / "known.json").write_text("\n".join(block.lines))
+    assert known_findings(file, None).entries
 
 
 def run(code: str, folder: Path) -> None:
