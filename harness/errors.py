@@ -3,6 +3,7 @@
 This module imports nothing of paritybit, so that a failing import is reported like other errors.
 """
 
+import re
 import sys
 import tempfile
 import traceback
@@ -18,6 +19,21 @@ MOST_LISTED = 12
 
 NEAREST = 3
 """The number of valid names that a message suggests if there are more."""
+
+
+HIDDEN = "***"
+
+SECRET = re.compile(
+    r"(?:key|token|secret|password|passwd|credentials?|auth|authorization)$", re.IGNORECASE
+)
+"""The ends of the names of options and variables whose values nothing shows or records."""
+
+INSIDE = re.compile(
+    rf"""(?P<before>{SECRET.pattern[:-1]}["']?\s*[=:]\s*["']?(?:(?:bearer|basic)\s+)?)[^\s"'&;,}}]+"""
+    r"""|(?P<user>:/+)[^/@\s"']+(?=@)""",
+    re.IGNORECASE,
+)
+"""Secrets in a text: the value of such a name, and the user of an address."""
 
 
 class MalformedError(ValueError):
@@ -63,6 +79,11 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
+def without_secrets(text: str) -> str:
+    """Return a text with HIDDEN in place of what INSIDE finds."""
+    return INSIDE.sub(lambda found: f"{found['before'] or found['user']}{HIDDEN}", text)
+
+
 def require_known(what: str, name: str, names: Iterable[str]) -> None:
     """Raise UnknownNameError unless `name` is one of `names`.
 
@@ -89,7 +110,7 @@ def headline(error: str) -> str:
 def report_error(reason: object, code: int) -> int:
     """Print to stderr why a command ends early, and return its exit code."""
     with suppress(OSError):  # If stderr is closed or full, the exit code must do.
-        sys.stderr.write(f"paritybit: {printable(str(reason))}\n")
+        sys.stderr.write(f"paritybit: {printable(without_secrets(str(reason)))}\n")
         sys.stderr.flush()
     return code
 

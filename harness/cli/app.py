@@ -80,18 +80,22 @@ def run(line: Line) -> int:
     except typer.Exit as end:
         return int(end.exit_code)
     except UsageError as error:
-        raise MalformedError(sentence_of(error)) from error
+        named = [word for word in line.words[:1] if word in top.commands]
+        raise MalformedError(sentence_of(error, " ".join(["paritybit", *named]))) from error
     return code
 
 
-def sentence_of(error: Any) -> str:
-    """Return what is wrong with a command line, and what is valid."""
+def sentence_of(error: Any, command: str) -> str:
+    """Return what is wrong with the line of a command, and what is valid."""
     message = error.format_message().rstrip(".").replace("Value error, ", "")  # pydantic's words
-    command = error.ctx.command if error.ctx is not None else None
-    if isinstance(command, Commands):
-        message += f"; valid: {', '.join(command.commands)}"
-    where = error.ctx.command_path if error.ctx is not None else "paritybit"
-    return f"{message} (see {where} --help)"
+    option: Any = getattr(error, "param", None)
+    least, most = (getattr(option, name, None) for name in ("min", "max"))
+    if most is not None:
+        kind = "a number" if isinstance(most, float) else "a whole number"
+        message = f"Invalid value for '{option.opts[0]}': valid is {kind} from {least} to {most}"
+    elif error.ctx is not None and isinstance(error.ctx.command, Commands) and " " not in command:
+        message += f"; valid: {', '.join(error.ctx.command.commands)}"
+    return f"{message} (see {command} --help)"
 
 
 def print_version(requested: bool) -> None:

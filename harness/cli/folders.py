@@ -8,17 +8,17 @@ from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 
-from paritybit.harness.errors import CannotRunError, MalformedError
+from paritybit.harness.errors import (
+    HIDDEN,
+    SECRET,
+    CannotRunError,
+    MalformedError,
+    without_secrets,
+)
 
 OUT = Path("paritybit-out")
 
 LATEST = "latest"
-
-
-SECRET = re.compile(r"(^|[-_])(key|token|secret|password|passwd|credentials?|auth)$", re.IGNORECASE)
-"""The ends of the names of options and variables whose values no record holds."""
-
-HIDDEN = "***"
 
 
 def for_record(word: str) -> str:
@@ -34,14 +34,14 @@ def for_record(word: str) -> str:
         return str(path.relative_to(here))
     inside = [part for part in path.parts if part not in {"..", path.anchor}]
     leaves = path.is_absolute() or (".." in path.parts and len(inside) > 1)
-    return str(Path(*inside[-1:])) if leaves else word
+    return str(Path(*inside[-1:])) if leaves else without_secrets(word)
 
 
 def command_of(words: Iterable[str]) -> str:
     """Return the command line of paritybit with some words, for a record."""
     kept, before = ["paritybit"], ""
     for word in words:
-        hidden = before.startswith("-") and SECRET.search(before)
+        hidden = before.startswith("-") and "=" not in before and SECRET.search(before)
         kept.append(HIDDEN if hidden else for_record(word))
         before = word
     return shlex.join(kept)

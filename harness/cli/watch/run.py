@@ -225,6 +225,8 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
     """Return the options with their defaults, and what serves the engine."""
     device, seed, spec = device_of(options.device or "auto"), options.seed or 0, with_version(spec)
     adapter = adapter_of(spec)
+    if options.base is not None and fetch.package_of(options.base) != adapter.package:
+        raise MalformedError(f"--base {quote(options.base)} is not {adapter.package.name}")
     if options.model is not None:
         require_known("model", options.model, MODELS)
     for name in options.parallel:
@@ -237,11 +239,7 @@ def prepared(options: WatchOptions, spec: str) -> tuple[WatchOptions, "ConfigSer
         raise MalformedError(str(error)) from error
     configs = configs_of(table, seed, options.settings)
     engine = adapter.prepare(spec)
-    base = None
-    if options.base is not None:
-        if fetch.package_of(options.base) != adapter.package:
-            raise MalformedError(f"--base {quote(options.base)} is not {adapter.package.name}")
-        base = fetch.find(options.base)
+    base = None if options.base is None else fetch.find(options.base)
     revision = commit_of(Path(spec))
     options = replace(options, engine=spec, device=device, seed=seed, revision=revision)
     return options, ConfigServer(adapter, engine, configs, table, base)

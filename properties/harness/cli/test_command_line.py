@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ import pytest
 import torch
 from paritybit.harness.campaigns.plan import hunts_of
 from paritybit.harness.checks.table import PROPERTIES
+from paritybit.harness.cli.app import app
 from paritybit.harness.errors import LONGEST_VALUE
 from paritybit.reference.config import PRESETS
 from paritybit.reports.glossary import GLOSSARY
 from paritybit.subjects.bugs.catalogue import BUGS
 from paritybit.subjects.runners import RUNNERS
+from typer.main import get_command
 
 from paritybit.__main__ import main
 from paritybit.watch.checks import CHECKS
@@ -43,8 +45,6 @@ MALFORMED_LINES: dict[str, str] = {
     "summary": "No such command 'summary'; valid: watch",
     "regress --fast": "No such option: --fast",
     "regress --see 1": "No such option: --see (Possible options: --device, --seed)",
-    "regress --bug": "Option '--bug' requires an argument",
-    "regress --bug ,": "'--bug': ',' contains no name",
     "regress --bug nonsense": "unknown bug 'nonsense'; the nearest names are ",
     "regress --bug swa_pad,swa_pud": "unknown bug 'swa_pud'",
     "regress --bug swa_pad@nonsense": "unknown runner 'nonsense'; valid: decode, ",
@@ -53,14 +53,8 @@ MALFORMED_LINES: dict[str, str] = {
     ),
     "regress --runner decoder": "unknown runner 'decoder'; valid: decode, ",
     "regress --model gpt_oss,gpt9": "unknown model 'gpt9'; valid: gemma3, gpt_oss, mimo",
-    "regress --device tpu": "'tpu' is not one of 'auto', 'cpu', 'cuda'",
-    "regress --device=": "'' is not one of 'auto', 'cpu', 'cuda'",
-    "releases --seconds 0": "'--seconds': ",
     "releases --seconds ²": "'--seconds': ",
     f"regress --seed {'1' * 5000}": "'--seed': ",
-    "regress --seed -1": "'--seed': ",
-    "regress --out=": "'--out': the path is empty",
-    f"regress --out {'x' * 256}": "is not a valid path: File name too long",
     "regress swa_pad": "unexpected argument 'swa_pad'; options for pytest come after --",
     "replay": "Missing argument 'case'",
     "replay none.json": "none.json cannot be read: No such file",
@@ -77,27 +71,37 @@ MALFORMED_LINES: dict[str, str] = {
     f"report {RUN} --issue": "is a record of regress; this needs one of watch (watch.json)",
     f"report {RUN} {RUN} --issue": "--issue has no other option",
     "watch": "watch needs a command after --",
-    "watch --seed 3 -- true": "--seed needs --engine",
     "watch --engine sglang==0.5.12 -- true": "--engine takes no command",
     f"watch --engine {'x' * 5000}": "is not an engine",
     "watch --engine nothing==1": "'nothing==1' is not an engine; expected one of sglang[==VERSION]",
     "watch --engine sglang==0.5.12 --settings nothing": "unknown setting 'nothing'",
     "watch --engine sglang==0.5.12 --model x": "unknown model 'x'",
+    "watch --overhead 3 --every 2 -- true": "so --every does not apply",
+    "watch --engine transformers==5.24.0 --tp 2": "is not served with tensor parallelism",
+    "watch --engine sglang==0.5.12 --base vllm==0.33.0": "--base 'vllm==0.33.0' is not sglang",
+    "watch --engine sglang==0.5.12 --base nothing": "'nothing' is not an engine",
+    "watch --engine /": "'/' is not an engine; expected one of sglang[==VERSION]",
+    "watch --engine=": "'' is not an engine; expected one of sglang[==VERSION]",
+    "watch --engine sglang==": "'sglang==' is not an engine",
+    "watch --engine sglang==0.5.12;id": "'sglang==0.5.12;id' is not an engine",
+    "watch --engine sglang==../..": "'sglang==../..' is not an engine",
+    "engine sglang==../..": "'../..' is not a release number such as 0.5",
+    "releases --releases ../..": "'../..' is not a release number such as 0.5",
     "watch --checks nothing -- true": "unknown check 'nothing'",
+    "watch --device tpu -- true": "'tpu' is not one of 'auto', 'cpu', 'cuda'",
     "watch --undecided pass -- true": "'pass' is not one of 'fail', 'warn'",
     "watch --known none.json -- true": "none.json",
     "watch sglang==0.5.12": "'sglang==0.5.12' is no command: use --engine for a release",
     "watch --": "watch needs a command after --",
     "watch -- no-such-program": "cannot run 'no-such-program': not found",
     "watch -- /": "cannot run '/': Permission denied",
-    "watch --keep-going -- true": "--keep-going needs --engine",
-    "watch --tp 2 -- true": "--tp needs --engine",
     "watch --out /dev/null -- true": "cannot write to report folder /dev/null",
     f"watch --baseline {RUN} -- true": "is not a paritybit-watch file",
     "releases --engine trtllm": "'trtllm' is not one of 'sglang', 'transformers', 'vllm'",
     "releases --releases new": "'new' is not a release number such as 0.5",
     "explore": "Missing option '--engine'",
-    "explore --engine sglang==0.5.23 --keys 3": "'--keys': ",
+    "explore --engine vllm==0.33.0": "is not an engine; expected one of sglang[==VERSION]",
+    "explore --engine sglang==0.5.23 --slots 1": "--slots must be at least ",
     "explore --engine nothing": "'nothing' is not an engine",
     "engine": "Missing argument 'version'",
     "engine trtllm==1": "'trtllm' is not an engine; valid: sglang, transformers, vllm",
@@ -108,15 +112,99 @@ MALFORMED_LINES: dict[str, str] = {
 """Malformed command lines, and a part of the sentence about each."""
 
 
-@pytest.mark.parametrize("line", MALFORMED_LINES, ids=lambda line: line[:60])
+def generated() -> Iterator[tuple[str, str]]:
+    """Yield a command line for each mistake in each option of each command."""
+    top: Any = get_command(app)
+    for name, command in top.commands.items():
+        yield f"{name} --nothing", "No such option: --nothing "
+        yield f"{name} -n", f"No such option: -n (see paritybit {name} --help)"
+        positional = [one for one in command.params if not one.opts[0].startswith("-")]
+        if not any(one.nargs == -1 for one in positional):
+            words = ["bugs"] * (1 + len(positional))
+            words += [
+                f"{one.opts[0]}=a"
+                for one in command.params
+                if one.required and one not in positional
+            ]
+            yield " ".join((name, *words)), "Got unexpected extra argument(s) (bugs) "
+        for option in (one for one in command.params if one not in positional):
+            yield from mistakes_in(name, option)
+
+
+def mistakes_in(command: str, option: Any) -> Iterator[tuple[str, str]]:
+    """Yield a command line for each mistake in an option."""
+    name, see = option.opts[0], f"(see paritybit {command} --help)"
+    if option.is_flag:
+        yield f"{command} {name}=yes", f"{name}' does not take a value {see}"
+        return
+    yield f"{command} {name}", f"{name}' requires an argument {see}"
+    if option.max is not None:
+        valid = f"{name}': valid is a"
+        for value in ("", "x", "nan", option.min - 1, option.max + 1, "0x10"):
+            yield f"{command} {name}={value}", f"{valid} {numbers(option)} {see}"
+    elif option.metavar == "PATH":
+        yield f"{command} {name}=", f"{name}': the path is empty {see}"
+        yield f"{command} {name}={'x' * 256}", "is not a valid path: File name too long"
+        yield f"{command} {name}=\0", "is not a valid path: embedded null byte"
+    elif option.metavar == "NAMES":
+        for value in (",", "", ",,"):
+            yield f"{command} {name}={value}", f"{name}': {value!r} contains no name {see}"
+    elif option.metavar != "ENGINE" and command != "watch":
+        for value in ("", "nothing", "cpu,cuda"):
+            yield f"{command} {name}={value}", f"{value!r} is not one of "
+
+
+def numbers(option: Any) -> str:
+    """Return the valid numbers of an option, as text."""
+    whole = "" if isinstance(option.max, float) else "whole "
+    return f"{whole}number from {option.min} to {option.max}"
+
+
+NEEDS_ENGINE = (
+    *("--base sglang==0.5.12", "--model gemma4", "--device cpu", "--seed 1", "--seconds 9"),
+    *("--settings overlap", "--keep-going", "--tp 2", "--pp 2", "--dp 2"),
+)
+
+LINES = {
+    **dict(generated()),
+    **{f"watch {one} -- true": f"{one.split()[0]} needs --engine" for one in NEEDS_ENGINE},
+    **MALFORMED_LINES,
+}
+
+
+def test_the_mistakes_are_many() -> None:
+    assert len(LINES) >= 200
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: ascii(line[:60]))
 def test_a_malformed_command_line_ends_in_one_sentence(
     line: str, refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = refused(MALFORMED, *line.split())
-    assert MALFORMED_LINES[line] in said
+    said = refused(MALFORMED, *line.split(" ") if line else ())
+    assert LINES[line] in said
     assert len(said) < LONGEST_VALUE + 300
     assert list(tmp_path.iterdir()) == []
+
+
+SECRET = "hunter2"
+
+TOLD = (
+    *("token={}", "--api-key={}", "watch --api-key {} -- true", "watch HF_TOKEN={} -- true"),
+    *("watch -- X-Api-Key:{}", "watch --engine https://me:{}@host/x", "replay password={}"),
+    *("engine git+https://{}@host", "report https://me:{}@host/run.json", "list secret={}"),
+    *("regress token={}", "regress --bug swa_pad@token={}", "regress --model token={}"),
+    *("releases --releases api_key={}", "watch --settings token={} --engine sglang==0.5.12"),
+    *("watch --checks token={} -- true", "watch --device token={} -- true"),
+    *("watch --known token={} -- true", "watch --out /dev/null/token={} -- true"),
+    *("explore --engine vllm?auth={}", "shrink credentials={} --engine sglang==0.5.12"),
+)
+"""Malformed command lines with a secret."""
+
+
+@pytest.mark.parametrize("line", TOLD)
+def test_no_secret_of_a_command_line_is_printed(line: str, refused: Any) -> None:
+    assert SECRET not in refused(MALFORMED, *line.format(SECRET).split())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")

@@ -91,6 +91,9 @@ def test_the_link_to_the_last_run_is_swapped_in_one_move(
         ["HF_TOKEN=SECRET"],
         ["--Admin_Password", "SECRET"],
         ["-key=SECRET=SECRET"],
+        ["--header", "Authorization: Bearer SECRET"],
+        ["--config", '{"apiKey": "SECRET", "size": 3}'],
+        ["--url", "https://me:SECRET@host/path?access_token=SECRET&page=3"],
     ],
 )
 def test_a_recorded_command_line_has_no_secrets(words: list[str]) -> None:
