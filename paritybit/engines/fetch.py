@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,9 +115,7 @@ def fetch(version: str, package: Package) -> EngineFolder:
     home = folder() / f"{name}-{version}"
     if package.folder_in(home) is None:
         with filling(home) as unpacked, tempfile.TemporaryDirectory() as scratch:
-            with zipfile.ZipFile(_download(version, Path(scratch), package)) as archive:
-                needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
-                archive.extractall(unpacked, needed)
+            _unpack(_download(version, Path(scratch), package), unpacked, package)
             if package.folder_in(unpacked) is None:
                 raise CannotRunError(
                     f"the wheel of {name} {version} contains no {name}/{package.marker}"
@@ -125,6 +124,16 @@ def fetch(version: str, package: Package) -> EngineFolder:
     found = package.folder_in(home)
     assert found is not None
     return EngineFolder(f"{name} {version}", found)
+
+
+def _unpack(wheel: Path, into: Path, package: Package) -> None:
+    """Unpack what is needed of a wheel. Raises CannotRunError for another file."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            needed = [one for one in archive.namelist() if not one.endswith(package.unneeded)]
+            archive.extractall(into, needed)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise CannotRunError(f"{wheel.name} is not a valid wheel: {error}") from error
 
 
 @contextmanager

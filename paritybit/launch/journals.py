@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from paritybit.harness.errors import MalformedError
+from paritybit.harness.records.files import opened
 from paritybit.watch.journal import WRITABLE
 
 PATTERN = "process-*.jsonl"
@@ -49,7 +51,7 @@ class Journals:
 
     def _lines(self, path: Path) -> Iterator[bytes]:
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 while True:
                     file.seek(self.read.get(path, 0))
                     text = file.read(MOST_BYTES)
@@ -61,3 +63,5 @@ class Journals:
                     yield from whole.splitlines()
         except OSError as error:
             self.unreadable[path] = error.strerror or type(error).__name__
+        except MalformedError as error:
+            self.unreadable[path] = str(error)

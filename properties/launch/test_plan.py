@@ -20,7 +20,6 @@ from paritybit.drive.configs import Config
 from paritybit.drive.job import Job
 from paritybit.drive.script import Part, Planned, Script, Wave
 from paritybit.drive.sglang.settings import SglangServed
-from paritybit.launch.case import WatchCase
 from paritybit.launch.record import WatchOptions
 from paritybit.places import KNOWN_FINDINGS
 from properties.support.harness.command_line import (
@@ -307,49 +306,6 @@ def test_a_case_is_shrunk_and_the_smaller_one_replays(
     smaller.unlink()
     assert paritybit(*shrink) == CANNOT_RUN
     assert not smaller.exists()
-
-
-HOSTILE: list[tuple[tuple[str | int, ...], Any]] = [
-    (("every",), 0),
-    (("checks",), [1]),
-    (("arguments",), ["--model-path", "/"]),
-    (("script", "settings", "model"), "/etc"),
-    (("script", "settings", "device"), "cuda:0"),
-    (("script", "settings", "backend"), "--model-path=/"),
-    (("script", "settings", "pool"), 10**12),
-    (("script", "settings", "more"), 1),
-    (("script", "waves", 0, "flushes"), True),
-    (("script", "waves", 0, "requests", 0, "abortd"), 3),
-    (("script", "waves", 0, "requests", 0, "tokens"), 10**12),
-    (("script", "waves", 0, "requests", 0, "prompt"), []),
-    (("script", "waves", 0, "requests", 0, "prompt", 0, "length"), 10**12),
-    (("script", "waves", 0, "requests", 0, "follows"), "nobody"),
-    (("script", "waves", 0, "requests", 1, "name"), "a"),
-]
-
-
-@pytest.mark.parametrize(("place", "value"), HOSTILE, ids=str)
-def test_a_hostile_case_is_refused_and_starts_nothing(
-    paritybit: Run, place: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = Script(
-        SglangServed().scope(),
-        (Wave(tuple(Planned(name, (Part("x", 2),), 3) for name in "ab")),),
-    )
-    case: Any = {"format": "paritybit-watch-case", "version": 3, "engine": "sglang==1"}
-    case |= {"config": "overlap", "script": msgspec.to_builtins(script), "every": 1, "checks": None}
-    case |= {"key": "k", "text": "t", "forward": 1}
-    assert msgspec.convert(case, WatchCase)
-    changed = case
-    for name in place[:-1]:
-        changed = changed[name]
-    changed[place[-1]] = value
-    Path("case.json").write_text(json.dumps(case))
-    before = sorted(Path.cwd().iterdir())
-    for command in ("replay", "shrink"):
-        assert paritybit(command, "case.json", "--engine", "sglang==0.5.11") == MALFORMED
-        assert capsys.readouterr().err.count("\n") == 1
-    assert sorted(Path.cwd().iterdir()) == before
 
 
 @pytest.mark.parametrize("module", ["run", "finish"])

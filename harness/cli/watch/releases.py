@@ -33,6 +33,7 @@ MATRIX = "releases.md"
 def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, folder: Path) -> int:
     """Watch releases of an engine, write the matrix of findings, and return the exit code."""
     versions = versions_of(engine, names)
+    before = earlier(folder, versions)
     display, releases = Display(), list[Release]()
     display.put(f"watch {plural(len(versions), 'release')} of {engine}")
     stopped: str | None = None
@@ -41,7 +42,7 @@ def run_releases(engine: str, names: Sequence[str], seconds: int, seed: int, fol
         releases.append(release)
         if stopped is not None:
             break
-    write_whole(folder / MATRIX, matrix(engine, [*earlier(folder, versions), *releases]))
+    write_whole(folder / MATRIX, matrix(engine, [*before, *releases]))
     display.put(f"matrix: {folder / MATRIX}")
     tried = [release for release in releases if release.tried]
     display.put(
@@ -93,10 +94,14 @@ def result_of(
 
 
 def earlier(folder: Path, versions: Sequence[str]) -> list[Release]:
-    """Return the results that the folder has for other releases, oldest first."""
-    others = {path.parent.name for path in folder.glob("*/latest")} - {*versions}
-    found = {one: record_in(folder / one / "latest") for one in others}
-    return [Release(one, found[one]) for one in sorted(others, key=fetch.in_order) if found[one]]
+    """Return the results that the folder has for other releases, oldest first.
+
+    Raises MalformedError for a record of any release that cannot be read.
+    """
+    names = (path.parent.name for path in folder.glob("*/latest"))
+    releases = sorted(filter(re.compile(fetch.VERSION).fullmatch, names), key=fetch.in_order)
+    found = {one: record_in(folder / one / "latest") for one in releases}
+    return [Release(one, found[one]) for one in releases if found[one] and one not in versions]
 
 
 def record_in(folder: Path) -> WatchRecord | None:

@@ -14,6 +14,7 @@ from paritybit.harness.machine.stopping import heard_by
 
 from paritybit.drive.adapters import adapter_of
 from paritybit.drive.configs import LACKING
+from paritybit.drive.served import Common
 from paritybit.inject import prepare
 from paritybit.launch.case import WatchCase
 from paritybit.launch.follow import Stops
@@ -75,16 +76,20 @@ def require_engine(recorded: str, name: str, spec: str | None) -> None:
         )
 
 
-def require_here(case: WatchCase, name: str, spec: str | None) -> None:
-    """Raise MalformedError without an engine, and CannotRunError for a case of another device."""
+def require_here(case: WatchCase, name: str, spec: str | None) -> Common:
+    """Return the settings of a case.
+
+    Raises MalformedError without an engine, and CannotRunError for a case of another device.
+    """
     require_engine(case.engine, name, spec)
     adapter = adapter_of(str(spec))
     try:
-        adapter.settings.of(case.script.settings)
+        served = adapter.settings.of(case.script.settings)
     except ValueError as error:
         raise MalformedError(f"{name} is not a complete case of watch: {error}") from error
-    if case.script.settings["device"] == "cuda" and not visible_gpus():
+    if served.device == "cuda" and not visible_gpus():
         raise CannotRunError(f"{name} was recorded on a GPU, but none is visible here")
+    return served
 
 
 def judge(case: WatchCase, outcome: ConfigOutcome, known: Known) -> tuple[str, int]:

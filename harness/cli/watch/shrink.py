@@ -69,7 +69,7 @@ class Shrinking:
         for name, value in self.adapter.simple.items():
             if time.monotonic() > deadline or self.stops.received is not None:
                 break
-            if script.settings[name] != value:
+            if script.settings.get(name, value) != value:
                 simpler = replace(script, settings={**script.settings, name: value})
                 script = self.shows(case, simpler, 0.0) or script
         found = self.shows(case, script, max(0.0, deadline - time.monotonic()))
@@ -106,11 +106,11 @@ class Shrinking:
 def run_shrink(path: Path, spec: str, seconds: int) -> int:
     """Write the smallest case found in time next to a case, and return the exit code."""
     case = load(path, WatchCase)
-    require_here(case, path.name, spec)
-    if case.script.settings["device"] != "cpu":
+    served = require_here(case, path.name, spec)
+    if served.device != "cpu":
         raise CannotRunError("a case of a GPU cannot be shrunk: the search forks the engine")
     adapter = adapter_of(spec)
-    if adapter.settings.of(case.script.settings).ranks > 1:
+    if served.ranks > 1:
         raise CannotRunError("a case of several ranks cannot be shrunk: it forks the engine")
     engine = adapter.prepare(spec)
     display, stops = Display(), Stops()
@@ -127,7 +127,8 @@ def run_shrink(path: Path, spec: str, seconds: int) -> int:
         with warm(Path(scratch), "cpu") as importers:
             search = Shrinking(adapter, engine, Path(scratch), stops, say, importers)
             found = search.smallest(case, float(seconds))
-            log = Path(scratch, str(search.played), LOG).read_text("utf-8", "replace")
+            if found is None:
+                log = Path(scratch, str(search.played), LOG).read_text("utf-8", "replace")
     if found is None:
         if stops.received is not None:
             return STOPPED[stops.received]

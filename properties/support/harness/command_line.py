@@ -66,7 +66,7 @@ def write_swa_pad_case(path: Path) -> None:
     save(Case(trial, schedule, "kv_parity", 0, ()), path)
 
 
-def edit(path: Path, *keys: str, value: Any) -> None:
+def edit(path: Path, *keys: str | int, value: Any) -> None:
     """Set one entry of a JSON file."""
     data = whole = json.loads(path.read_text())
     for key in keys[:-1]:
