@@ -29,6 +29,7 @@ from paritybit.connectors.vllm.engine import (
 )
 from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import VllmPool, by_slot, described
+from paritybit.connectors.vllm.requests import column_inside
 from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, Row, same
 from paritybit.watch.lines import Lines
@@ -335,6 +336,46 @@ def test_kernels_get_the_state_of_each_row(
     served.run(output({"a": len(tokens)}, new=new, hit=cached), [[1, 2], [3, 4]], cached, tokens)
     assert served.found() - {"uninitialised read"} == found
     served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("target", "kept", "found"),
+    [(5, 5, set[str]()), (7, 5, {"stale input"}), (5, 4, {"stale input"})],
+)
+def test_a_prompt_leaves_a_state_for_those_that_share_its_first_tokens(
+    tmp_path: Path, target: int, kept: int, found: set[str]
+) -> None:
+    """The state after four tokens is in the block before the last one, which another prompt gets.
+
+    Kernels may get another `target`. Another block, which is `kept`, has no state.
+    """
+    served = Served(tmp_path, state=6)
+    served.scheduler.requests |= {name: a_request(*range(10, 17)) for name in "ab"}
+    inside = Part(offsets=[4], state_indices=torch.tensor([target]))
+
+    def leaves(one: Served) -> None:
+        one.metadata["conv"].checkpoint_meta = inside
+
+    more: Any = {"change": leaves, "copies": {"after": served.cache[5].uniform_}}
+    new = {"a": ([1, 2], [3, 4], [5, 6])}
+    served.run(output({"a": 7}, new=new), [[1, 2], [3, 4]], 0, [*range(10, 17)], **more)
+    served.state = served.kernel = 8
+    served.cache[8] = served.cache[kept]
+    new = {"b": ([1, 9], [3, 10], [0, 8])}
+    tokens = [*range(14, 17)]
+    served.run(output({"b": 3}, new=new, hit=4), [[1, 9], [3, 10]], 4, tokens, name="b")
+    assert served.found() == found
+    served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("cached", "computed", "column"),
+    [(0, 7, 0), (0, 4, None), (4, 5, 1), (4, 9, 2), (3, 1, None)],
+)
+def test_a_state_inside_of_a_prompt_has_a_block_that_no_state_has_yet(
+    cached: int, computed: int, column: int | None
+) -> None:
+    assert column_inside(cached, computed, 4) == column
 
 
 @pytest.mark.parametrize("apart", [False, True])

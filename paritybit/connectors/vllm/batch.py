@@ -299,20 +299,35 @@ class VllmStates:
         ]
         self.known: dict[int, list[list[int]]] = {}
         self.rows: Sequence[tuple[Request, Row]] = ()
+        self.inside: Sequence[tuple[Request, Row, int]] = ()
+        """Prompts with a state after some of the tokens that they compute, in the block before."""
 
     def inputs(self, rows: Sequence[tuple[Request, Row]], metadata: Any) -> Iterator[StaticInput]:
         """Yield which states the kernels get for rows, and which prompts go on from theirs."""
+        self.inside = []
         for number, layer, _ in self.parts:
             given, slots = metadata[layer], [one.blocks[number][-1] for one, _ in rows]
+            first, goes_on = given.num_decodes, [int(row.cached > 0) for _, row in rows]
             right: dict[str, list[int]] = {
-                "state_indices_tensor_d": slots[: given.num_decodes],
-                "state_indices_tensor_p": slots[given.num_decodes :],
-                "has_initial_states_p": [row.cached > 0 for _, row in rows[given.num_decodes :]],
+                "state_indices_tensor_d": slots[:first],
+                "state_indices_tensor_p": slots[first:],
+                "has_initial_states_p": goes_on[first:],
+                # Those of gated delta nets.
+                "non_spec_state_indices_tensor": slots,
+                "prefill_state_indices": slots[first:],
+                "has_initial_state": goes_on,
+                "prefill_has_initial_state": goes_on[first:],
             }
             for name, values in right.items():
                 held = maybe(given, name)
                 if values and held is not None:
                     yield expected(f"{name} {number}", held.flatten()[: len(values)], values)
+            if (kept := maybe(given, "checkpoint_meta")) is not None:
+                pairs = list(zip(rows[first:], kept.offsets, strict=False))
+                values = [one.blocks[number][-2] if more else 0 for (one, _), more in pairs]
+                kept_in = zip(pairs, values, strict=True)
+                self.inside = [(*pair, more) for (pair, more), block in kept_in if block]
+                yield expected(f"checkpoint {number}", kept.state_indices[: len(values)], values)
 
     def begin(self, rows: Sequence[tuple[Request, Row]]) -> StaticInput:
         """Return the checksums of the states from which the rows of a forward start."""
@@ -336,11 +351,14 @@ class VllmStates:
             request.state = end, self.held(request)
             if None not in row.tokens[:end]:
                 self.known.setdefault(key(row, end), []).append(request.state[1])
+        for request, row, more in self.inside:
+            kept = self.held(request, -2)
+            self.known.setdefault(key(row, row.cached + more), []).append(kept)
 
-    def held(self, request: Request) -> list[int]:
+    def held(self, request: Request, column: int = -1) -> list[int]:
         """Return the checksums of the state of a request in each group."""
-        blocks = [(sums, request.blocks[number][-1:]) for number, _, sums in self.parts]
-        return [int(sums.of(torch.tensor(last))) for sums, last in blocks]
+        blocks = [(sums, request.blocks[number][column]) for number, _, sums in self.parts]
+        return [int(sums.of(torch.tensor([one]))) for sums, one in blocks]
 
 
 def key(row: Row, end: int) -> int:

@@ -41,8 +41,11 @@ KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True, "MLAAttentionSpe
 
 RECURRENT = "MambaSpec"
 
-MORE = "num_speculative_blocks", "num_prefill_checkpoint_blocks"
-"""Numbers of blocks for further states of a request, which are not supported."""
+MORE = "num_speculative_blocks"
+"""The number of blocks for states of drafts, which are not supported."""
+
+INSIDE = "num_prefill_checkpoint_blocks"
+"""The number of blocks for states inside of a prefill."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +173,8 @@ def states_of(config: Any, layers: Any) -> tuple[tuple[int, Group], ...]:
     found = list[tuple[int, Group]]()
     for number, group in enumerate(config.kv_cache_groups):
         if type(group.kv_cache_spec).__name__ == RECURRENT:
-            if any(getattr(group.kv_cache_spec, name, 0) for name in MORE):
-                raise NotRecognisedError("states of drafts, or states inside of a prefill")
+            if getattr(group.kv_cache_spec, MORE, 0) or getattr(group.kv_cache_spec, INSIDE, 0) > 1:
+                raise NotRecognisedError("states of drafts, or several inside of a prefill")
             mine = (Layer(name, tuple(layers[name].kv_cache)) for name in group.layer_names)
             found.append((number, weakened(Group("states", tuple(mine)))))
     return tuple(found)

@@ -248,9 +248,21 @@ class Requests:
         if pool.states:
             parts = [row.slots[name][row.cached :] for row in rows for name in row.slots]
             for number, _ in pool.states:
-                parts += [self.of(name, pool).slots[number][-pool.page :] for name in names]
+                for name in names:
+                    mine, span = self.of(name, pool), (counts[name], pool.page)
+                    inside = column_inside(mine.computed, *span) is not None
+                    parts.append(mine.slots[number][-pool.page * (1 + inside) :])
             owned = {name: torch.cat(parts) for name in pool.names}
         return Forward(kind, tuple(rows), owned, repeats=len(pool.targets))
+
+
+def column_inside(cached: int, computed: int, page: int) -> int | None:
+    """Return the column of the block that may get a state inside of a prefill, or None.
+
+    It is the one before that of the last state, if it has none from before.
+    """
+    column = -(-(cached + computed) // page) - 2
+    return column if column > (cached - 1) // page else None
 
 
 def padded(slots: Tensor, size: int, value: int = -1) -> Tensor:

@@ -14,6 +14,9 @@ MOVING = "KV in LMCache", "prefill and decode apart", "failing transfers"
 NAMED = "prompts in files", *MOVING
 """What is served only by name: it was not yet tried with all others."""
 
+STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
+"""Models with recurrent layers."""
+
 QUANTISED = "fp8 KV", "fp8 KV with scales", "int8 KV with scales"
 """Quantised KV, which is also served only by name."""
 
@@ -59,6 +62,8 @@ TABLE = Table(
         "model": {
             "Gemma 4": {},
             "states of convolutions": {"model": "lfm2"},
+            "states of Mamba2": {"model": "nemotron_h"},
+            "states of delta nets": {"model": "qwen3_next"},
             "compressed KV": {"model": "deepseek_v2"},
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
@@ -85,7 +90,7 @@ TABLE = Table(
         (["async scheduling"], ["n-gram speculation"]),
         (["decoding requests first"], ["newer runner", "newer runner with async scheduling"]),
         (
-            ["states of convolutions"],
+            STATES,
             [
                 *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
                 *("offload to the host", "simple offload", "window of two blocks"),
@@ -94,7 +99,7 @@ TABLE = Table(
         ),
         (MOVING, ["n-gram speculation", "EAGLE", "actions"]),
         # Pages of states have the size of those of KV. The rest is not yet tried.
-        (QUANTISED, ["states of convolutions", "compressed KV"]),
+        (QUANTISED, [*STATES, "compressed KV"]),
         (
             ["compressed KV"],
             [
@@ -110,7 +115,7 @@ TABLE = Table(
                 *QUANTISED,
                 # The engine has no windows with it. The rest is not watched.
                 *("window of one block", "window of two blocks", "decoding requests first"),
-                *("n-gram speculation", "EAGLE", "states of convolutions", "offload to the host"),
+                *("n-gram speculation", "EAGLE", *STATES, "offload to the host"),
                 *("simple offload", "small host pool", "failing loads", "several connectors"),
                 *(*NAMED, "LoRA adapters"),
             ],
@@ -119,7 +124,7 @@ TABLE = Table(
     ranked={"decode context parallelism": "tp", "context in half blocks": "tp"},
     failing=[
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        ((*NAMED, *QUANTISED, "compressed KV"),),
+        ((*NAMED, *QUANTISED, "compressed KV", *STATES[1:]),),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -150,7 +155,7 @@ TABLE = Table(
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
         **dict.fromkeys(QUANTISED, "cpu"),  # Not yet tried on a GPU.
-        "compressed KV": "cpu",
+        **dict.fromkeys(("compressed KV", *STATES[1:]), "cpu"),
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
         **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from paritybit.compat import override
-from paritybit.drive.models import DEEPSEEK_V2, GPT_OSS, LFM2, WINDOW, Model
+from paritybit.drive.models import DEEPSEEK_V2, GPT_OSS, LFM2, QWEN3_NEXT, RECURRENT, WINDOW, Model
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.requests import Limits, sample, with_each, with_moves, with_spaces
 from paritybit.drive.script import LARGEST, Part, Planned, Wave
@@ -190,7 +190,7 @@ class VllmServed(Common):
             one = replace(one, follows=None)
             more = one.length % self.page_size == 1
             return replace(one, prompt=(*one.prompt, Part("another token", 1))) if more else one
-        if self.model != LFM2.name or one.length > 1 or one.follows is not None:
+        if self.model not in RECURRENT or one.length > 1 or one.follows is not None:
             return one
         return replace(one, prompt=(*one.prompt, Part("another token", 1)))
 
@@ -225,8 +225,10 @@ class VllmServed(Common):
     def shape(self) -> Model:
         model = super().shape
         states = model is LFM2
-        windows = model not in (LFM2, DEEPSEEK_V2)
+        windows = model.name not in {*RECURRENT, DEEPSEEK_V2.name}
         own: dict[str, object] = {"sliding_window": self.window} if windows else {}
+        if model is QWEN3_NEXT:  # The engine requires a layer with experts.
+            own["mlp_only_layers"] = [*range(len(model.kinds) - 1)]
         if self.dp > 1:  # Without experts, ranks are engines that know nothing of one another.
             own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.interleave:  # Ranks share the context of a head that each of them has.
@@ -247,10 +249,8 @@ class VllmServed(Common):
         All groups of layers share them. A group has as many layers of one kind as there are of the
         kind with fewer layers. A draft model adds a layer with full attention.
         """
-        config = self.shape.config
-        plain = ["full_attention"] * config["num_hidden_layers"]
-        kinds: Sequence[str] = config.get("layer_types", plain)
-        sliding = sum(kind != "full_attention" for kind in kinds)  # Or states of convolutions.
+        kinds = self.shape.kinds
+        sliding = sum(kind != "full_attention" for kind in kinds)  # Or states.
         full = len(kinds) - sliding + (self.speculative == "eagle")
         size = min(full, sliding or full)
         windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)
@@ -373,7 +373,7 @@ class VllmServed(Common):
             "seed": self.seed,
             "block_size": self.page_size,
             # Hits end inside of a block.
-            "prefix_match_unit": self.page_size // 2 if self.model == LFM2.name else None,
+            "prefix_match_unit": self.page_size // 2 if self.model in RECURRENT else None,
             "max_model_len": CONTEXT,
             "max_num_seqs": ROWS,
             # The connector for files stores all of a prompt after its first chunk.

@@ -20,7 +20,7 @@ from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, 
 from paritybit.drive.stand_ins.kernels import ON_NUMPY
 from paritybit.drive.stand_ins.language import LANGUAGE, Value
 from paritybit.drive.stand_ins.packages import UnavailableFinder, replaced
-from paritybit.drive.vllm import apart, lora
+from paritybit.drive.vllm import apart, lora, states
 from paritybit.drive.vllm.attention import (
     attend,
     attend_compressed,
@@ -82,7 +82,12 @@ MODEL = "vllm.model_executor.models.gemma4"
 
 EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
 
-CONVOLUTION = "vllm.model_executor.layers.mamba.short_conv"
+CONVOLUTION, SCAN, DELTAS = RECURRENT = (
+    "vllm.model_executor.layers.mamba.short_conv",
+    "vllm.model_executor.layers.mamba.mamba_mixer2",
+    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn",
+)
+"""The modules of recurrent layers."""
 
 LORA = "vllm.lora.punica_wrapper.punica_gpu"
 
@@ -246,9 +251,12 @@ def _stand_in_for_lora() -> None:
 
 @AFTER.add("short convolutions: torch over the states they are given", SLOW)
 def _stand_in_for_convolutions() -> None:
-    layer: Any = importlib.import_module(CONVOLUTION)
-    layer.causal_conv1d_fn = whole(convolved, returns=True)
-    layer.causal_conv1d_update = whole(partial(convolved_once, pad_slot_id=0), returns=True)
+    once = whole(partial(convolved_once, pad_slot_id=0), returns=True)
+    for name in RECURRENT:
+        layer: Any = importlib.import_module(name)
+        layer.causal_conv1d_fn = whole(convolved, returns=True)
+        layer.causal_conv1d_update = once
+    layer = importlib.import_module(CONVOLUTION)
     layer.ShortConv.forward_native = layer.ShortConv.forward_cuda
     # A graph cannot be split inside of an opaque operator.
     layer.ShortConv.forward = lambda one, *given: layer.short_conv(*given, one.prefix)
@@ -264,6 +272,25 @@ def _stand_in_for_sleep() -> None:
     accelerator.get_memory_info = lambda *arguments: (0, 0)
     allocators: Any = importlib.import_module("vllm.device_allocator")
     allocators.get_mem_allocator_instance = lambda: MEMORY
+
+
+@AFTER.add(
+    "the recurrence of Mamba2 and of gated delta nets: torch over the states it is given", SLOW
+)
+def _stand_in_for_recurrences() -> None:
+    layer: Any = importlib.import_module(SCAN)
+    layer.mamba_chunk_scan_combined_varlen = whole(states.scanned_prompts, returns=True)
+    layer.selective_state_update = whole(states.scan_step)
+    deltas: Any = importlib.import_module(DELTAS)
+    deltas.fla_chunk_gated_delta_rule = whole(states.delta_prompts)
+    deltas.fused_post_conv_prep = whole(states.delta_prepared)
+    deltas.fused_recurrent_gated_delta_rule_packed_decode = whole(states.delta_packed)
+    deltas.fused_sigmoid_gating_delta_rule_update = whole(states.delta_rows)
+    held: Any = torch.ops.vllm  # A graph cannot be split inside of an opaque operator.
+    held.mamba_mixer2 = layer.mamba_mixer2
+    held.qwen_gdn_attention_core = deltas.qwen_gdn_attention_core
+    kind = deltas.QwenGatedDeltaNetAttention
+    kind.forward_cpu = kind.forward_cuda
 
 
 class Generator(torch.Generator):
