@@ -1,6 +1,7 @@
 """The rows of sglang's draft models, the lists of their steps, and recurrent states."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +26,8 @@ from paritybit.connectors.sglang.rows import (
 )
 from paritybit.connectors.sglang.states import CLEARED, NAME, OTHER, SglangStates
 from paritybit.connectors.sharing import WHOLE, Share
-from paritybit.watch.checks import stale_input, wrong_list
-from paritybit.watch.facts import Forward, IndexList, Row
+from paritybit.watch.checks import stale_input, wrong_list, wrong_row
+from paritybit.watch.facts import Forward, IndexList, Row, RowValues
 from paritybit.watch.ledger import Ledger, Names
 from paritybit.watch.observations import GivenList, Inputs
 from properties.connectors import parts
@@ -402,6 +403,38 @@ def test_a_row_begins_with_a_state_that_the_forward_cleared_or_copied_whole() ->
     held.conv[0][:, 4] = held.conv[0][:, 5]
     states.copied(torch.tensor([5, 5]), torch.tensor([4, 3]))
     assert states.seen == {0: CLEARED, 4: 5, 3: OTHER}
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens", "compared", "wrong"),
+    [
+        (0.0, [7, 8], True, []),
+        (1e-5, [7, 8], True, []),
+        (0.1, [7, 8], True, ["b"]),
+        (0.1, [7, 9], True, []),
+        (0.1, [7, None], True, ["b"]),  # It is known in the next forward.
+        (0.1, [7, 8], False, []),
+    ],
+)
+def test_states_of_the_same_tokens_are_alike(
+    change: float, tokens: list[int | None], compared: bool, wrong: list[str]
+) -> None:
+    states, judged = SglangStates(table()), list[RowValues]()
+    states.compared = compared
+    watcher = SimpleNamespace(
+        chains=SimpleNamespace(emptied=0), judge_rows=lambda _, values: judged.extend(values)
+    )
+    part, before = states.table.mamba_pool.mamba_cache.conv[0], Row("a", [7, 8], 0, 2, {})
+    part[:, 5] = part[:, 3] = torch.rand(4, 2)
+    part[:, 3, 0] += change
+    for row, slot in ((before, 5), (replace(before, request="b", tokens=tokens), 3)):
+        states.made = [(row, slot, 2)]
+        states.end(watcher)  # type: ignore[arg-type]
+    later = replace(row, tokens=[7, tokens[1] or 8, 9], cached=2, computed=1)
+    states.made = [(later, 4, 3)]
+    states.end(watcher)  # type: ignore[arg-type]
+    found = [one.requests[0] for one in judged if bool(wrong_row.differing(one).any())]
+    assert found == wrong
 
 
 def test_states_are_copied_between_forwards_and_freed() -> None:

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, float32
 
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
@@ -148,6 +148,11 @@ class Models(Allocations):
                 if self.states is not None:
                     groups[NAME] = self.states.group
                     self.follow(self.states.parts())
+                    held = [one for group in groups.values() for one in group.layers]
+                    exact = all(part.dtype == float32 for one in held for part in one.tensors)
+                    # A small difference may choose another expert.
+                    parts = [name for name, _ in runner.model.named_modules()]
+                    self.states.compared = exact and not any("experts" in one for one in parts)
                 allocator = runner.token_to_kv_pool_allocator
                 if not self.serve(pool, allocator):
                     kind = type(allocator).__name__

@@ -18,7 +18,7 @@ from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.rows import mode_of, slots_written
-from paritybit.watch.facts import Forward, Group, Layer, Row
+from paritybit.watch.facts import Forward, Group, Layer, Row, RowValues
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import Weakly, weakened
 
@@ -32,6 +32,11 @@ NONE, CLEARED, OTHER = -1, -2, -3
 """Stand for the source of a state that no copy may make, that is initial, or that a copy or a
 clear left with other values than its source."""
 
+MOST, MOST_WAITING, ENTRIES, ALIKE = 20_000, 100, 32, 1e-3
+"""The numbers of states that are remembered, and whose tokens are not known yet, of entries of each
+of their tensors, and the largest difference between states of the same tokens, relative to the
+largest of these entries."""
+
 UNKNOWN = ("replayssm_d", "replayssm_k", "replayssm_g")
 """Other tensors of a state, which are not supported."""
 
@@ -43,7 +48,9 @@ class SglangStates:
     `due` are the sources of the states with which the rows of the current forward begin, if they
     have another one or none, and `seen` those of the copies that it made, each by target slot.
     `kept` are the slots of states at the end of rows, each with another that gets the same state.
-    `read` is the number of states that it reads.
+    `read` is the number of states that it reads. `made` are those that it computes, each by its
+    row, its slot and the number of its tokens. With `compared`, states of the same tokens must be
+    alike: `known` has entries of each by its tokens, and `waiting` of those with unknown ones.
     """
 
     table: Any = Weakly()
@@ -51,6 +58,10 @@ class SglangStates:
     seen: dict[int, int] = field(default_factory=dict)
     kept: list[tuple[int, int]] = field(default_factory=list)
     read: int = 0
+    made: list[tuple[Row, int, int]] = field(default_factory=list)
+    compared: bool = False
+    known: dict[int, Tensor] = field(default_factory=dict)
+    waiting: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
     @classmethod
     def of(cls, table: Any) -> "SglangStates | None":
@@ -124,7 +135,7 @@ class SglangStates:
         if len(pairs) == 2 and prefills:  # From a cached prefix.
             listed = dict(zip(*pairs, strict=True))
         clears = prefills and hasattr(batch, "mamba_clear_indices")
-        self.due, self.seen, self.kept = {}, {}, []
+        self.due, self.seen, self.kept, self.made = {}, {}, [], []
         self.read = sum(row.cached > 0 for row in found.rows)
         rows = []
         for at, row in found.pairs:
@@ -136,6 +147,9 @@ class SglangStates:
             elif length == end and target >= 0:
                 self.kept.append((slot, target))
             slots[-1] = slot
+            self.made.append((row, slot, end))
+            if target >= 0 and length > 0:
+                self.made.append((row, target, length))
             if row.cached:
                 slots[row.cached - 1] = listed.get(slot, slot)
             if slot in listed or (clears and not row.cached):
@@ -151,13 +165,13 @@ class SglangStates:
     def copied(self, source: Tensor, target: Tensor) -> None:
         """Record a copy that the current forward made."""
         pairs = zip(source.tolist(), target.tolist(), strict=True)
-        self.made(target, [one for one, _ in pairs], lambda one: one[:, source.long()])
+        self.began(target, [one for one, _ in pairs], lambda one: one[:, source.long()])
 
     def cleared(self, target: Tensor) -> None:
         """Record that the current forward cleared states."""
-        self.made(target, [CLEARED] * len(target), torch.zeros_like)
+        self.began(target, [CLEARED] * len(target), torch.zeros_like)
 
-    def made(
+    def began(
         self, target: Tensor, sources: Sequence[int], right: Callable[[Tensor], Tensor]
     ) -> None:
         """Record where states come from, unless a tensor has other values than are `right`."""
@@ -180,8 +194,45 @@ class SglangStates:
         self.due, self.read = {}, 0
 
     def end(self, watcher: Watcher) -> None:
-        """Report, after a forward, the states that it kept twice."""
+        """Report, after a forward, the states that it kept twice, and compare those it computed."""
         if self.kept:
             source, target = torch.tensor(self.kept).T
             watcher.copied(NAME, source, target)
-        self.kept = []
+        if self.compared and self.made and (values := self.alike(watcher.chains.emptied)):
+            watcher.judge_rows("states", [values])
+        self.kept, self.made = [], []
+
+    def alike(self, emptied: int) -> RowValues | None:
+        """Return entries of the states of known tokens, and what they were for the same tokens.
+
+        Tokens may be known only when their request is computed again.
+        """
+        if len(self.known) > MOST:
+            self.known.clear()
+        rows = {row.request: row for row, *_ in self.made}
+        waiting = [
+            (row.request, end, one)
+            for (row, _, end), one in zip(self.made, self.entries(), strict=True)
+        ]
+        names, now, right = list[str](), list[Tensor](), list[Tensor]()
+        before, self.waiting = self.waiting, []
+        for request, end, one in (*before, *waiting):
+            row = rows.get(request)
+            if row is None or None in row.tokens[:end]:
+                self.waiting.append((request, end, one))
+            elif len(row.tokens) >= end:
+                key = hash((emptied, row.space, *row.tokens[:end]))
+                names.append(request)
+                now.append(one)
+                right.append(self.known.setdefault(key, one))
+        del self.waiting[:-MOST_WAITING]
+        if not names:
+            return None
+        return RowValues("states of its tokens", names, torch.stack(now), torch.stack(right), ALIKE)
+
+    def entries(self) -> Tensor:
+        """Return some entries of the states that the forward computed, [states, n]."""
+        held = self.table.mamba_pool.mamba_cache
+        slots = torch.tensor([slot for _, slot, _ in self.made])
+        parts = [one[:, slots].transpose(0, 1).flatten(1) for one in (*held.conv, held.temporal)]
+        return torch.cat([one[:, :: max(1, one.shape[1] // ENTRIES)] for one in parts], 1).cpu()

@@ -51,8 +51,9 @@ TABLE = Table(
             "Gemma 4": {},
             "attention sinks": {"model": "gpt_oss"},
             "states of convolutions": {"model": "lfm2"},
-            "states of Mamba2": {"model": "nemotron_h"},
-            "states of delta nets": {"model": "qwen3_next"},
+            # States are kept inside of prompts, of several in a batch.
+            "states of Mamba2": {"model": "nemotron_h", "chunk": 192},
+            "states of delta nets": {"model": "qwen3_next", "chunk": 192},
             "positions of images": {"model": "qwen2_vl"},
             "compressed KV": {"model": "deepseek_v2"},
             SHARED: {"model": "qwen3_5", "shared": True},

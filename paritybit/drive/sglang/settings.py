@@ -274,7 +274,7 @@ class SglangServed(Common):
         tracks = self.model in TRACKED and (self.overlap or self.page_size > 1 or self.shared)
         lazy = tracks and self.prefix_cache and self.seed % 3 == 2
         return {
-            "max-mamba-cache-size": STATES * self.rows,
+            "max-mamba-cache-size": (STATES if tracks or self.model == "lfm2" else 2) * self.rows,
             "prefill-attention-backend": self.backend,
             "decode-attention-backend": self.backend,
             "mamba-track-interval": max(TRACKED[self.model], self.page_size) if tracks else None,
