@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paritybit.connectors.following import HOST
+from paritybit.connectors.sglang import host
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.host import QUEUES, UNDER_WAY, at_rest, slots_of
 from paritybit.watch.facts import At, Forward, Row
@@ -300,6 +301,22 @@ def test_a_storage_fills_slots_until_the_cache_takes_its_last_note(
     copies.scene.forward("c", [1], 0, {"full": [40]})
     late = (not taken and given_up != 4) + (not taken and (given_up is None or not windows))
     assert copies.scene.checks() == ["copy under way"] * ((given_up is None) + late)
+
+
+def test_host_slots_are_not_judged_while_a_thread_holds_some(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No queue has what a thread holds, for example after its request was aborted."""
+    engine, cache, found = copies.engine, Part(cache_controller=copies.controller), list[Any]()
+    monkeypatch.setattr(host, "slots_of", lambda _: {"host kv": "slots"})
+    operation = Part(id=7, host_indices=torch.tensor(PLACES))
+
+    def fetch(*_: Any) -> None:
+        found.append(engine.on_host(cache))
+
+    hooked(engine.fetch, fetch, copies.controller, operation)
+    found += [engine.on_host(cache), engine.on_host(cache)]
+    assert found == [{}, {}, {"host kv": "slots"}]
 
 
 @pytest.mark.parametrize("restored", ["as saved", "in another order", "of another request"])

@@ -38,6 +38,9 @@ QUEUES = (
 NOTES = "prefetch_sync_queue", "ack_prefetch_queue"
 """The queues with notes of what a storage has fetched."""
 
+RUNS, DONE, TAKEN = range(3)
+"""How far a fetch is: its thread runs, or is done, or the prefix cache has taken its notes."""
+
 BUFFERS = "get_key_buffer", "get_value_buffer", "get_kv_buffer"
 """The methods by which attention gets a layer of a pool, once it has waited for it."""
 
@@ -64,8 +67,8 @@ class Hosts(Following):
         """The host pool and the first slot of the page that a tensor was read from."""
         self.read: ByObject[str] = ByObject()
         """The key of the file that a tensor was read from."""
-        self.fetches: dict[str, tuple[Any, bool]] = {}
-        """By name of copies from files, what a storage fetches, and whether its thread is done."""
+        self.fetches: dict[str, tuple[Any, int]] = {}
+        """By name of copies from files, what a storage fetches, and how far that is."""
         self.fetching = ""
         """The name of the copies that the thread of a storage makes now."""
         self.beside: dict[str, list[Copy]] = {}
@@ -242,11 +245,11 @@ class Hosts(Following):
         if self.watcher is None or name in self.fetches or operation.host_indices is None:
             return
         self.begin_fetch(name, controller, operation.host_indices)
-        self.fetches[name], self.fetching = (operation, False), name
+        self.fetches[name], self.fetching = (operation, RUNS), name
         try:
             original()
         finally:
-            self.fetches[name], self.fetching = (operation, True), ""
+            self.fetches[name], self.fetching = (operation, DONE), ""
 
     def fetch_beside(self, original: Call, storage: Any, transfers: Any) -> None:
         """Report slots of other host pools that a thread of a storage fills from files."""
@@ -274,7 +277,8 @@ class Hosts(Following):
         The thread may still fill the rest.
         """
         name = f"fetch {operation.id}"
-        if self.watcher is not None and name in self.fetches:
+        _, state = self.fetches.get(name, (None, TAKEN))
+        if self.watcher is not None and state != TAKEN:
             self.watcher.end_copies(name)
             if len(rest := operation.host_indices[result[0] :]):
                 self.begin_fetch(name, controller, rest)
@@ -282,12 +286,18 @@ class Hosts(Following):
                 self.watcher.begin_copies(name, beside)
 
     def polled(self, result: Any, cache: Any) -> None:
-        """Report the end of the copies from files whose notes the prefix cache has taken."""
+        """Report the end of the copies from files whose notes the prefix cache has taken.
+
+        A thread may still hold a note between two queues, so a fetch is forgotten one poll later.
+        Until then, host slots of an aborted request may wait to be freed.
+        """
         queues = (maybe(cache, f"cache_controller.{name}.queue") for name in NOTES)
         waiting = {id(note.operation) for queue in queues for note in queue or ()}
-        for name, (operation, over) in [*self.fetches.items()]:
-            if over and id(operation) not in waiting:
+        for name, (operation, state) in [*self.fetches.items()]:
+            if state == TAKEN:
                 del self.fetches[name]
+            elif state == DONE and id(operation) not in waiting:
+                self.fetches[name] = operation, TAKEN
                 self.beside.pop(name, None)
                 if self.watcher is not None:
                     self.watcher.end_copies(name)
@@ -332,7 +342,7 @@ class Hosts(Following):
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
         self.polled(None, cache)
         with self.needing("{} are not watched"):
-            return slots_of(cache) if at_rest(cache) else {}
+            return slots_of(cache) if at_rest(cache) and not self.fetches else {}
         return {}
 
 
