@@ -12,8 +12,18 @@ from torch import Tensor
 from paritybit.connectors import hooking
 from paritybit.connectors.failures import judge
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
+from paritybit.watch.bits import sums_of
 from paritybit.watch.captures import Captures
-from paritybit.watch.facts import Base, Forward, Group, IndexList, Replay, RowValues, StaticInput
+from paritybit.watch.facts import (
+    Base,
+    Forward,
+    Group,
+    IndexList,
+    Replay,
+    Row,
+    RowValues,
+    StaticInput,
+)
 from paritybit.watch.journal import Journal, of_process
 from paritybit.watch.settings import Settings, active
 from paritybit.watch.stacks import Stack
@@ -258,6 +268,43 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         for key, item in (value if isinstance(value, Mapping) else vars(value)).items():
             if isinstance(item, Tensor):
                 yield key, item
+
+
+Content = tuple[int, int, int]
+"""An image in a prompt: its first position, the number of its positions, and what it shows."""
+
+
+def content_of(values: Any) -> int | None:
+    """Return a negative number for the content of some tensors, or None if there are none."""
+    sums = tuple(int(one) for _, part in tensors(values) for one in sums_of(part[None]))
+    return -1 - abs(hash(sums)) if sums else None
+
+
+def shown(tokens: list[int | None], contents: Iterable[Content]) -> list[int | None]:
+    """Return known tokens with the content of images in place of what stands for them."""
+    for first, count, content in contents:
+        tokens[first : first + count] = [content] * len(tokens[first : first + count])
+    return tokens
+
+
+Places = tuple[Tensor, int]
+"""Positions of the tokens of a prompt in each dimension, and what those after it have less."""
+
+
+def in_dimensions(rows: Iterable[Row], places: Mapping[str, Places]) -> Tensor | None:
+    """Return the positions of the tokens that rows compute, [dimensions, tokens].
+
+    `places` are known by request. Returns None if those of a row are not.
+    """
+    parts = []
+    for row in rows:
+        if row.request not in places:
+            return None
+        held, delta = places[row.request]
+        at = torch.arange(row.cached, row.cached + row.computed)
+        size = held.shape[1]
+        parts += [held[:, at[at < size]], (at[at >= size] + delta).expand(len(held), -1)]
+    return torch.cat(parts, 1)
 
 
 def whole(name: str, tensor: Tensor) -> StaticInput:

@@ -102,6 +102,12 @@ class Player:
         """The number of requests that have arrived and not ended."""
         return len(self._open)
 
+    @property
+    def sessions(self) -> tuple[set[int | None], set[int | None]]:
+        """The sessions of the requests that will arrive, and of those that run."""
+        waiting, running = self._waiting, self._open.values()
+        return {one.session for one in waiting}, {one.session for one in running}
+
     def poll(self) -> list[Any]:
         """Return the arrivals, aborts and actions of this poll. Raises PlayedError at the end."""
         given: list[Any] = []

@@ -9,6 +9,9 @@ from typing import Any
 VOCABULARY = 256
 WINDOW = 16
 
+IMAGE = 2
+"""The token in place of each part of an image."""
+
 PATTERN = {"*": "full_attention", "M": "linear_attention"}
 """The kinds of layers in a pattern."""
 
@@ -141,6 +144,7 @@ QWEN2_VL = Model(
         "hidden_act": "silu",
         "rope_theta": 10_000.0,
         "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        "image_token_id": IMAGE,
         "vision_config": {
             "depth": 1,
             "embed_dim": 32,

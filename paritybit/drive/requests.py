@@ -43,6 +43,9 @@ MORE, FEW, RETURNS, STOPPED = 1.15, 1 / 4, 3, 1 / 4
 """The tokens of texts that come back from elsewhere, per slot of the pool, or from files at first,
 how often, and the part of those in haste that are aborted."""
 
+SESSIONS, TURNS = 1 / 4, 3
+"""The part of the conversations that are sessions, and how often one goes on at most."""
+
 EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
 waves that have one out of turn."""
@@ -196,6 +199,31 @@ def with_spaces(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
         spaces = (None, None, *chance.sample(range(1, MOST_SPACES + 1), 2))
         asked = [replace(one, space=chance.choice(spaces)) for one in wave.requests]
         yield replace(wave, requests=tuple(asked)) if chance.random() < 0.5 else wave
+
+
+def with_sessions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+    """Make sessions of some conversations, so few that a part of the pool has room for them.
+
+    A wave with a request that needs most of the pool has none: sglang keeps the order of arrival,
+    so the next turn of a session that keeps its slots would wait behind that request forever.
+    """
+    draw = Draw(f"sessions {seed}", limits)
+    for wave in given:
+        largest = max(one.length + one.tokens for one in wave.requests)
+        room = limits.pool // 4 if largest <= limits.pool // 2 else 0
+        firsts, requests = dict[str, Planned](), list[Planned]()
+        for one in wave.requests:
+            turns, first = [one], firsts.get(one.follows or "")
+            needed = one.length + one.tokens + 2 * TURNS * limits.window
+            if first is not None:
+                turns = [_like(first, one)]
+            elif one.follows is None and needed <= room and draw.chance.random() < SESSIONS:
+                first, room = replace(one, session=len(firsts) + 1), room - needed
+                turns = _turns(draw, first)
+            if first is not None:
+                firsts |= dict.fromkeys((turn.name for turn in turns), first)
+            requests += turns
+        yield replace(wave, requests=tuple(requests))
 
 
 def with_returns(
@@ -514,6 +542,26 @@ def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
             tokens = chance.choice((1, 2, 2, 3, 3, 3, limits.window, 4 * limits.window))
             aborted = arrival + chance.randint(0, 8) if chance.random() < ABORTED else None
             yield replace(draw.made(place, (shared, *own), tokens, arrival), aborted=aborted)
+
+
+def _turns(draw: Draw, first: Planned) -> list[Planned]:
+    """Return a session: its first turn, and others, some of which begin at any earlier one.
+
+    Some are aborted: while they wait, while they run, or as soon as they arrive.
+    """
+    chance, turns, most = draw.chance, [first], draw.limits.window
+    for number in range(chance.randint(1, TURNS)):
+        after = chance.choice((turns[-1], chance.choice(turns)))
+        one = draw.second_turn(after, chance.randint(1, most), 6)
+        aborted = chance.randint(1, 120) if chance.random() < 2 * ABORTED else None
+        name = f"turn {number} of {first.name}"
+        turns.append(_like(first, replace(one, name=name, aborted=aborted)))
+    return turns
+
+
+def _like(first: Planned, one: Planned) -> Planned:
+    """Return a turn of a session, with the adapter and the namespace of the first one."""
+    return replace(one, session=first.session, adapter=first.adapter, space=first.space)
 
 
 def _growing(draw: Draw) -> Iterator[Planned]:

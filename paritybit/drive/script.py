@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from paritybit.drive.models import VOCABULARY
+from paritybit.drive.models import IMAGE, VOCABULARY
 from paritybit.harness.records.files import write_whole
 
 FIRST_TOKEN = 3
@@ -44,14 +44,20 @@ Tokens = tuple[Annotated[int, Meta(ge=0, lt=VOCABULARY)], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """The `length` tokens of a text that begin at `start`."""
+    """The `length` tokens of a text that begin at `start`, or an image that shows the text.
+
+    The hash of an image is that of what it shows, unless `image` is another text.
+    """
 
     text: Text
     length: Count
     start: Annotated[int, Meta(ge=0, lt=MOST_TOKENS)] = 0
+    image: Text | None = None
 
     def tokens(self) -> tuple[int, ...]:
-        """Return the tokens."""
+        """Return the tokens. Those of an image are all IMAGE."""
+        if self.image is not None:
+            return (IMAGE,) * self.length
         return _tokens(self.text, self.start + self.length)[self.start :]
 
 
@@ -105,6 +111,8 @@ class Planned:
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
       that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
     - `adapter`, `space`: the numbers of a LoRA adapter, and of a namespace of the prefix cache.
+    - `session`: the number of a session, which the engine keeps until its last request has ended.
+      A request that follows another one of its session continues what the engine has kept.
 
     The name of an aborted request must not be a prefix of another name, because engines abort all
     requests whose names have the prefix.
@@ -119,6 +127,7 @@ class Planned:
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     adapter: Annotated[int, Meta(ge=1, le=MOST_ADAPTERS)] | None = None
     space: Annotated[int, Meta(ge=1, le=MOST_SPACES)] | None = None
+    session: Annotated[int, Meta(ge=1, le=MOST_REQUESTS)] | None = None
     priority: Annotated[int, Meta(ge=0, le=40, multiple_of=20)] | None = None
     sampling: Sampling | None = None
     while_moving: bool = False

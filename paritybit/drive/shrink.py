@@ -69,7 +69,7 @@ def simpler_requests(waves: Waves) -> Iterator[Waves]:
 def simpler_forms(one: Planned) -> Iterator[Planned]:
     """Propose a request without its special features, then with shorter lengths."""
     nothing: Any = None
-    for feature in ("aborted", "adapter", "space", "sampling"):
+    for feature in ("aborted", "adapter", "space", "session", "sampling"):
         if getattr(one, feature) is not None:
             yield replace(one, **{feature: nothing})
     if one.sampling is not None:

@@ -51,7 +51,8 @@ class Row:
     """One live row of a batch: a request, and the positions that this forward reads and computes.
 
     - `tokens`: token ids from position 0 on. An id that the host does not know yet, for example
-      under overlap scheduling, is None. So are ids up to cached + computed that are left out.
+      under overlap scheduling, is None. So are ids up to cached + computed that are left out. A
+      negative number stands for other content, such as that of an image, and is no id of the model.
     - `cached`: the number of positions whose KV exists before the forward.
     - `computed`: the number of positions after them whose KV the forward computes.
     - `slots`: per group, the slot of each position from 0 to cached + computed - 1. A position

@@ -439,7 +439,7 @@ class Watcher(Replaying):
             for place, token in enumerate(row.tokens[row.cached :][:count]):
                 if token is None:
                     unknown.append((row, row.cached + place, start + place))
-                else:
+                elif token >= 0:
                     places.append(start + place)
                     wanted.append((at, place, token))
             start += row.computed

@@ -16,6 +16,8 @@ SIZE, PAGE, WINDOW = 64, 1, 4
 class Part(SimpleNamespace):
     """A part of the engine with any attributes."""
 
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
 
 KEPT: list[Any] = []
 
@@ -119,7 +121,7 @@ class Buffers:
 
 def request(name: str, row: int, prompt: list[int], output: list[int]) -> Any:
     """Return a request as the scheduler holds it."""
-    return SimpleNamespace(rid=name, req_pool_idx=row, origin_input_ids=prompt, output_ids=output)
+    return Part(rid=name, req_pool_idx=row, origin_input_ids=prompt, output_ids=output)
 
 
 def mode(name: str) -> Any:

@@ -287,7 +287,8 @@ def test_what_is_collected_keeps_the_lines_that_freed_it(toy: Toy) -> None:
         (0, 6, [4, 1, 2, 3, 4], {}, True, {"rows are free twice"}),
         (0, 6, [2, 3, 4, 4], {}, True, {"rows are not free", "rows are free twice"}),
         (0, 6, [1, 2, 3, 4, 5], {}, True, {"free rows are not in the table"}),
-        (2, 4, [2, 3, 4, 4], {"s": 1}, True, set()),
+        (2, 4, [2, 3, 4, 4], {"s": SimpleNamespace(streaming=True)}, True, set()),
+        (2, 4, [1, 2, 3, 4], {"s": SimpleNamespace()}, True, {"slots are locked"}),
         (2, 4, [2, 3, 4, 4], {}, False, set()),
         (0, 5, [1, 2, 3, 4], {}, False, {"slots can never be evicted"}),
         (0, 7, [1, 2, 3, 4], {}, False, {"slots count as evictable and are not in the cache"}),
@@ -298,7 +299,7 @@ def test_what_the_engine_counts_wrongly_leaks(
     locked: int,
     counted: int,
     free: list[int],
-    sessions: dict[str, int],
+    sessions: dict[str, Any],
     idle: bool,
     found: set[str],
 ) -> None:

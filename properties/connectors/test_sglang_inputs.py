@@ -451,6 +451,11 @@ def test_prompts_have_the_logits_and_log_likelihoods_of_their_own_tokens() -> No
     assert judged() == ["log-likelihoods", "log-likelihoods"]
     requests[1].origin_input_ids = [0]  # Its second token is output.
     assert judged() == ["log-likelihoods"]
+    found.rows[0] = Row("a", [9, 1, -7, 3], 1, 3, {})  # -7 is part of an image.
+    given.input_token_logprobs = right.index_fill(0, torch.tensor([1]), 5.0)
+    assert judged() == ["log-likelihoods"]
+    given.input_token_logprobs = right.index_fill(0, torch.tensor([0]), 5.0)
+    assert judged() == []
     given.input_token_logprobs, given.next_token_logits = None, logits[[2, 3]]
     assert judged() == ["logits of prompts"]
 

@@ -22,6 +22,7 @@ from paritybit.connectors.sglang.rows import (
     implied,
     kept_ids,
     paths_of,
+    row_of,
     space,
 )
 from paritybit.connectors.sglang.states import CLEARED, NAME, OTHER, SglangStates
@@ -56,6 +57,49 @@ def described_by(
     steps = SimpleNamespace(topk=topk, speculative_num_steps=STEPS)
     forward, found = draft_forward_of(batch, REQUESTS, pool, TABLE, steps, ahead)
     return forward, found, pool
+
+
+def pictured(name: str, shows: float) -> Any:
+    """Return a request with an image at position 1, whose hash is 900, and one token after it."""
+    given = parts.request(name, 1, [3, 900, 900, 4], [])
+    item = parts.Part(feature=torch.full((2, 4), shows), offsets=[(1, 2)])
+    places = torch.tensor([[0, 1, 1, 3], [0, 1, 1, 3], [0, 1, 2, 3]])
+    given.multimodal_inputs = parts.Part(
+        mm_items=[item], mrope_positions=places, mrope_position_delta=torch.tensor([[-1]])
+    )
+    return given
+
+
+def test_images_with_equal_hashes_are_told_apart_also_when_their_request_has_ended() -> None:
+    one, same, other = (pictured(name, shows) for name, shows in zip("abc", (1, 1, 2), strict=True))
+    tokens = [rows_by_images(each) for each in (one, same, other)]
+    assert tokens[0] == tokens[1]
+    assert tokens[0][0] == tokens[2][0] == 3
+    assert all(token < 0 for each in tokens for token in each[1:3])
+    assert tokens[0][1] != tokens[2][1]
+    one.multimodal_inputs = None
+    assert rows_by_images(one) == tokens[0]
+
+
+def rows_by_images(request: Any) -> list[int]:
+    """Return the tokens of the row of a request."""
+    slots = {"full": torch.arange(4)}
+    return [int(token or 0) for token in row_of(request, 0, 4, slots).tokens]
+
+
+def test_the_positions_of_images_are_those_of_their_request() -> None:
+    requests = [pictured("a", 1), known("b", 2, 3)]
+    slots = {"full": torch.arange(6)}
+    rows = [row_of(requests[0], 3, 3, slots), row_of(requests[1], 2, 1, slots)]
+    model = SglangModel(
+        described(parts.kept(parts.SubPool(100, 1)), None),
+        drafts=False,
+        runner=parts.kept(parts.Part()),
+    )
+    batch = parts.Part(mrope_positions=torch.zeros(3, 4))
+    right = model.implied(batch, Rows(rows, [0, 1]), "decode", requests)["mrope_positions"]
+    assert right.tolist() == [[3, 3, 4, 2]] * 3
+    assert "mrope_positions" not in model.implied(batch, Rows(rows, [0, 1]), "decode", requests[:1])
 
 
 def test_the_adapter_the_extra_key_and_the_salt_each_name_a_space() -> None:
@@ -150,9 +194,9 @@ def blamed(batch: Any, mine: Sequence[Any], **held: list[int]) -> dict[str, str 
     pool = described(parts.kept(parts.SubPool(100, 1)), None)
     forward, found = forward_of(batch, mine, pool, TABLE)
     model = SglangModel(pool, drafts=False, runner=parts.kept(parts.Part()))
-    right = model.implied(batch, found, forward.kind)
+    right = model.implied(batch, found, forward.kind, mine)
     inputs = [expected(name, torch.tensor(one), right[name]) for name, one in held.items()]
-    bases = [(base, model.implied_by(base, batch, found, forward)) for base in forward.bases]
+    bases = [(base, model.implied_by(base, batch, found, forward, mine)) for base in forward.bases]
     given = Inputs(1, forward, "batch", implied_by(inputs, bases), {})
     causes = {one.text.split()[1]: one.cause for one in stale_input.judge(given)}
     return {name: None if one is None else str(one["what"]) for name, one in causes.items()}

@@ -992,3 +992,64 @@ def test_kv_is_not_read_after_its_memory_was_given_up(tmp_path: Path, given: Any
     served.run(DECODE, TABLE, 6, [16])
     assert served.found() == (set() if given == ("weights",) else {"uninitialised read"})
     served.journal.end()
+
+
+def image(shows: float, at: int = 1) -> Part:
+    """Return an image of two tokens, whose hash all images have."""
+    data = {"image_embeds": Part(data=torch.full((2, 4), shows))}
+    place = Part(offset=at, length=2)
+    return Part(data=data, modality="image", identifier="hash", mm_position=place)
+
+
+@pytest.mark.parametrize(("shows", "found"), [(1.0, set()), (2.0, {"wrong owner"})])
+def test_kv_is_that_of_an_image_and_not_of_its_hash(
+    tmp_path: Path, shows: float, found: set[str]
+) -> None:
+    served = Served(tmp_path)
+    for name, what in (("a", 1.0), ("b", shows)):
+        served.scheduler.requests[name] = Part(
+            **vars(a_request(*range(10, 20))), mm_features=[image(what)]
+        )
+    first, again = (
+        output({"a": 6}, new={"a": ([1, 2], [3, 4])}),
+        output({"b": 1}, new={"b": ([1, 5], [3, 6])}, hit=4),
+    )
+    served.run(first, [[1, 2], [3, 4]], 0, [10, 11, 11, 13, 14, 15])  # 11 stands for any image.
+    served.run(again, [[1, 5], [3, 6]], 4, [14], "b")
+    assert served.found() == found
+    served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("newer", "held", "found"), [(False, 5, set()), (True, 6, {"stale input"})]
+)
+def test_positions_in_several_dimensions_are_those_of_the_request(
+    served: Served, newer: bool, held: int, found: set[str]
+) -> None:
+    given = torch.full((3, 8), held)
+    served.engine.requests.known["a"].places = torch.zeros(3, 6).long(), -1
+    if newer:
+        served.runner.model_state = Part(rope_state=Part(positions=given))
+    else:
+        served.runner.mrope_positions = Part(gpu=given)
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    served.replay(Part(runtime_mode=Part(name="FULL"), hidden_states=torch.zeros(1, 2)))
+    assert served.found() == found
+
+
+def test_the_positions_of_a_request_are_those_that_its_model_computes(served: Served) -> None:
+    def of(tokens: list[int], images: list[Any]) -> tuple[torch.Tensor, int]:
+        assert [one.modality for one in images] == ["image"]
+        return torch.tensor([tokens] * 3), -2
+
+    served.runner.get_model = lambda: Part(get_mrope_input_positions=of)
+    new = Part(
+        req_id="a", prompt_token_ids=[7, 8], mm_features=[image(1), Part(modality="prompt_embeds")]
+    )
+    said = Part(scheduled_new_reqs=[new])
+    served.engine.follow_images(served.runner, said)
+    assert served.engine.requests.known["a"].places is None
+    served.runner.model_config = Part(uses_mrope=True)
+    served.engine.follow_images(served.runner, said)
+    held, delta = served.engine.requests.known["a"].places or (torch.zeros(0), 0)
+    assert (held.tolist(), delta) == ([[7, 8]] * 3, -2)

@@ -15,10 +15,10 @@ from paritybit.connectors.sampling import (
     Sampled,
     row_sums,
 )
-from paritybit.connectors.vllm.requests import Account
-from paritybit.connectors.vllm.sampling import SampledBatch, adapters, content_of
+from paritybit.connectors.vllm.requests import Account, Request
+from paritybit.connectors.vllm.sampling import PENALTIES, SampledBatch, adapters, content_of
 from paritybit.watch.checks import wrong_row
-from paritybit.watch.facts import RowValues
+from paritybit.watch.facts import Forward, Row, RowValues
 from paritybit.watch.observations import RowsGiven
 from properties.connectors.parts import Part, hooked
 from properties.connectors.parts_vllm import DECODE, FIRST, PROMPT, TABLE, Served, a_request
@@ -36,6 +36,28 @@ def sampling(drafts: tuple[int, ...] = (0, 0, 0)) -> SampledBatch:
     """Return rows of three requests with two tokens of a prompt and five in all."""
     rows = [Sampled(name, one, 2, [1, 2, 3, 4, 5]) for name, one in zip("abc", ASKED, strict=True)]
     return SampledBatch(rows, list(drafts), [4 - count for count in drafts], VOCABULARY)
+
+
+def test_a_sampler_counts_what_stands_for_an_image() -> None:
+    names = "temperature", "top_k", "top_p", "min_p", "min_tokens", "seed"
+    asked = Part(
+        **dict.fromkeys(names, 0),
+        **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words_token_ids")),
+        **dict.fromkeys(PENALTIES, 1.0),
+        all_stop_token_ids=(),
+    )
+    request = Request([], 0, all_token_ids=[3, 9, 9, 4, 5], sampling_params=asked)
+    request.contents, request.num_prompt_tokens = [(1, 2, -7)], 4
+    row = Row("a", [3, -7, -7, 4, 5], 4, 1, {})
+    now = Part(
+        runner=Part(vllm_config=Part(model_config=Part(get_vocab_size=lambda: VOCABULARY))),
+        output=Part(scheduled_spec_decode_tokens={}, num_scheduled_tokens={"a": 1}),
+        forward=Forward("decode", (row,)),
+        batch=Part(by_row=lambda *_: {"a": [5]}),
+    )
+    batch = SampledBatch.of(now, ["a"], {"a": request}, None)
+    assert batch is not None
+    assert batch.rows[0].tokens == request.all_token_ids
 
 
 def buffer(*values: float) -> torch.Tensor:

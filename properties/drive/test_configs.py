@@ -13,14 +13,17 @@ from paritybit.drive.adapters import Adapter, adapter
 from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.served import DEVICES, PARALLEL
 
+NAMED = "sessions", "images"
+
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised", "shared"},
-    ("sglang", "cuda"): {"rows", "backend", "alone", "apart", "quantised", "shared"},
+    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},
+    ("sglang", "cuda"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart", "quantised"},
+    ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart", "quantised", "images"},
     ("vllm", "cuda"): {
         *("alone", "simple", "several", "failing", "files", "cached", "apart", "quantised"),
+        "images",
     },
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""

@@ -172,6 +172,28 @@ def test_prompts_have_each_length_at_which_the_behaviour_may_change(limits: Limi
         assert {*edges(limits)} <= {part[0].length for part in parts if len(part) > 1}
 
 
+def test_sessions_go_on_branch_and_are_aborted_as_one_conversation() -> None:
+    waves_of = [*islice(SglangServed(sessions=True).traffic(), 2 * len(KINDS))]
+    branches, aborted, sizes = 0, 0, Counter[int]()
+    for wave in waves_of:
+        by_name = {one.name: one for one in wave.requests}
+        sessions = [one for one in wave.requests if one.session is not None]
+        asked = sum(one.length + one.tokens for one in sessions if one.follows is None)
+        assert asked <= LIMITS.pool // 4
+        sizes += Counter(Counter(one.session for one in sessions).values())
+        for one in sessions:
+            if one.follows is not None:
+                before = by_name[one.follows]
+                like = before.session, before.adapter, before.space
+                assert (one.session, one.adapter, one.space) == like
+        follows = [one.follows for one in sessions if one.follows is not None]
+        branches += len(follows) - len({*follows})
+        aborted += sum(one.aborted is not None and one.follows is not None for one in sessions)
+    assert branches > 3
+    assert aborted > 3
+    assert max(sizes) >= 4
+
+
 def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:
     given = list(islice(waves(0, LIMITS), len(KINDS)))
     found = list(with_priorities(0, given))

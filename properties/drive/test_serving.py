@@ -2,13 +2,15 @@
 
 import os
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from paritybit.drive.configs import LackingError
-from paritybit.drive.engine import MOST_POLLS, EngineFailedError, StalledError
+from paritybit.drive.engine import MOST_POLLS, EngineFailedError, Player, StalledError
+from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.sglang.serving import TREE, UNIFIED, Sglang
 from paritybit.drive.sglang.settings import SglangServed
 
@@ -90,3 +92,44 @@ def test_kv_moves_that_a_request_fetches_or_awaits_or_whose_node_is_copied() -> 
         ),
     )
     assert [name for name in "abcdefghi" if engine.moves(name)] == ["a", "b", "d", "e", "h"]
+
+
+class Structures:
+    """The requests of sglang about sessions, as their fields."""
+
+    __file__ = "sglang/srt/managers/io_struct.py"
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda **given: (name.removesuffix("SessionReqInput"), *given.values())
+
+
+def test_a_session_opens_goes_on_from_a_turn_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sglang, "structures", Structures())
+    monkeypatch.setattr(Sglang, "arrive", Sglang._of_session)
+    monkeypatch.setattr(Sglang, "acts", lambda engine: {})
+    part, engine = (Part("text", 2),), Sglang(SglangServed(sessions=True, python_tree=True))
+    for number in (1, 2, 3):
+        first = Planned("a", part, 1, session=number)
+        turns = [replace(first, name=name, follows=on) for name, on in (("b", "a"), ("c", "a"))]
+        wave = Wave((first, *turns))
+        engine.player = Player(iter([wave, Wave()]), engine, lambda: False, idle_polls=0)
+        given, made = [engine._poll()], list(part[0].tokens())
+        engine.player.ended("a", [7])
+        if number == 2:
+            engine._aborted.add("a")
+        given.append(engine._poll())
+        for name in "bc":
+            engine.player.ended(name, [7])
+        given.append(engine._poll())
+        name, streams = f"session {number - 1}", number != 2
+        turn = (made, ("SessionParams", name, None if streams else "a"))
+        early = [("Close", name)] if number == 3 else []
+        assert given == [
+            [("Open", 1 << 20, name, streams), (made, ("SessionParams", name, None))],
+            [turn, turn, *early],
+            [("Close", name)],
+        ]
+        # One that streams has no branches. What follows an aborted turn may be refused.
+        assert engine._inexact == ({"c"} if streams else {"b", "c"})
+        engine._inexact.clear()
+        engine._aborted.clear()

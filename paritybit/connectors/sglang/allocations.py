@@ -178,10 +178,10 @@ class Allocations(Transfers):
 
     # Idle moments.
 
-    def judge_idle(self, cache: Any, rows: tuple[list[int], int] | None, quiet: bool) -> None:
+    def judge_idle(self, cache: Any, rows: tuple[list[int], int], quiet: bool) -> None:
         """Judge free slots and those in the prefix cache. Raises NotRecognisedError.
 
-        `rows` is None if an open session may keep rows. Without `quiet`, requests hold slots.
+        Without `quiet`, requests or sessions hold slots.
         """
         if self.watcher is None or self.pool is None:
             return
@@ -196,10 +196,9 @@ class Allocations(Transfers):
                 name: (self.free_slots(allocator), held[name])
                 for name, allocator in self.allocators.items()
             }
-            if rows is not None and self.states is not None and NAME in held:
+            if self.states is not None and NAME in held:
                 slots[NAME] = self.states.free, held[NAME]
-            locks = None if rows is None else locked
-            self.watcher.idle(slots, locks, rows, self.on_host(cache))
+            self.watcher.idle(slots, locked, rows, self.on_host(cache))
 
     def free_slots(self, allocator: Any) -> Tensor:
         """Return the free slots of an allocator. A slot in the free list twice occurs twice."""

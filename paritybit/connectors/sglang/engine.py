@@ -211,8 +211,11 @@ class SglangEngine(Models):
             self.skipped(watcher, model, batch, run)
             return
         forward, found = self.facts(model, batch, graph_runner)
-        implied = model.implied(batch, found, forward.kind)
-        bases = [(base, model.implied_by(base, batch, found, forward)) for base in forward.bases]
+        mine = self.requests
+        implied = model.implied(batch, found, forward.kind, mine)
+        bases = [
+            (base, model.implied_by(base, batch, found, forward, mine)) for base in forward.bases
+        ]
         self.hook_lists(runner)
         live = 0 if batch.input_ids is None else len(batch.input_ids)  # The engine may pad them.
         now = SglangForward(model, batch, forward, found, implied, bases, live)
@@ -566,14 +569,18 @@ class SglangEngine(Models):
             # The cache may be flushed between two calls, without a forward.
             sizes, quiet = self.sizes(cache, "evictable_size"), nothing_runs(scheduler)
             if self.idle_since((self.forwards, quiet, sizes, at_rest(cache))):
-                held = maybe(scheduler, "session_controller.sessions")
-                # An open session may keep rows.
-                free = None if held else ([*self.request_table.free_slots], self.all_rows)
+                free = [*self.request_table.free_slots], self.all_rows
                 with self.needing("{} are not watched"):
                     self.judge_idle(cache, free, quiet)
 
 
 def nothing_runs(scheduler: Any) -> bool:
-    """Return whether no request runs. Requests may wait if the release can tell these apart."""
+    """Return whether no request runs, and no session keeps slots for its next turn.
+
+    Requests may wait if the release can tell these apart.
+    """
+    sessions = maybe(scheduler, "session_controller.sessions") or {}
+    if any(maybe(one, "streaming") for one in sessions.values()):
+        return False
     asked = inspect.signature(scheduler.is_fully_idle).parameters
     return bool(scheduler.is_fully_idle(**{n: True for n in asked if n == "ignore_waiting"}))

@@ -2,15 +2,17 @@
 
 import dataclasses
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, float32
 
+from paritybit.connectors.following import in_dimensions
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.pools import SglangPool, described
-from paritybit.connectors.sglang.rows import Rows, implied
+from paritybit.connectors.sglang.rows import Rows, images_of, implied
 from paritybit.connectors.sglang.states import NAME, SglangStates
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.facts import Base, Forward, Group
@@ -79,23 +81,26 @@ class SglangModel:
     _: dataclasses.KW_ONLY
     runner: Any = Weakly()
 
-    def implied(self, batch: Any, found: Rows, kind: str) -> dict[str, Tensor]:
+    def implied(
+        self, batch: Any, found: Rows, kind: str, requests: Sequence[Any]
+    ) -> dict[str, Tensor]:
         """Return the inputs that the rows of a forward imply, by name."""
         group = self.pool.located
         inputs = {} if group is None else implied(found, kind, group)
-        # A model for images has the positions of text in all dimensions.
         held, positions = maybe(batch, "mrope_positions"), inputs.get("positions")
-        images = any(one is not None for one in maybe(batch, "mm_inputs") or ())
-        if not (held is None or images or positions is None or held.shape[-1] != len(positions)):
-            inputs["mrope_positions"] = positions.expand(len(held), -1)
+        if held is not None and positions is not None and held.shape[-1] == len(positions):
+            text = torch.empty(len(held), 0, dtype=torch.int64), 0
+            places = {one.rid: images_of(one).places or text for one in requests}
+            if (right := in_dimensions(found.rows, places)) is not None:
+                inputs["mrope_positions"] = right
         return inputs
 
     def implied_by(
-        self, base: Base, batch: Any, found: Rows, forward: Forward
+        self, base: Base, batch: Any, found: Rows, forward: Forward, requests: Sequence[Any]
     ) -> dict[str, Tensor] | None:
         """Return the inputs that a wrong base implies, by name, or None if they are not known."""
         rows = found.of(base.rows)
-        return None if rows is None else self.implied(batch, rows, forward.kind)
+        return None if rows is None else self.implied(batch, rows, forward.kind, requests)
 
 
 class Models(Allocations):

@@ -8,10 +8,12 @@ tokens are unknown before the replay.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import Content, Places, content_of, shown
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sampling import untried
 from paritybit.connectors.sglang.pools import LOCATIONS, PREFILLS, SglangPool
@@ -308,6 +310,34 @@ def paths_of(info: Any, index: int) -> list[list[int]] | None:
     return sorted(paths)
 
 
+@dataclass
+class Images:
+    """The images of a request: what they show, and its positions, if these have dimensions."""
+
+    contents: list[Content] = field(default_factory=list)
+    places: Places | None = None
+
+
+IMAGES: WeakKeyDictionary[Any, Images] = WeakKeyDictionary()
+"""The images of each request. The engine drops them when the request ends."""
+
+
+def images_of(request: Any) -> Images:
+    """Return the images of a request. What an image shows is not known if its data is elsewhere."""
+    held = maybe(request, "multimodal_inputs")
+    if held is None or request in IMAGES:
+        return IMAGES.get(request) or Images()
+    found = IMAGES[request] = Images()
+    for item in held.mm_items:
+        data = [maybe(item, name) for name in ("feature", "precomputed_embeddings")]
+        if (content := content_of(data)) is not None:
+            spans = ((first, last + 1 - first) for first, last in item.offsets or ())
+            found.contents += [(first, count, content) for first, count in spans]
+    if (positions := maybe(held, "mrope_positions")) is not None:
+        found.places = positions.cpu(), int(held.mrope_position_delta)
+    return found
+
+
 def space(request: Any) -> str:
     """Return everything except tokens that the KV of a request depends on."""
     parts = [maybe(request, name) for name in ("lora_id", "extra_key", "cache_salt")]
@@ -378,7 +408,8 @@ def row_of(
     request: Any, cached: int, computed: int, slots: dict[str, Tensor], ahead: bool = False
 ) -> Row:
     """Return the row of a request that has these slots."""
-    known, kept = [*request.origin_input_ids, *request.output_ids], space(request)
+    known = [*request.origin_input_ids, *request.output_ids]
+    known, kept = shown(known, images_of(request).contents), space(request)
     if ahead:
         first, *known = known
         kept = f"{kept} after {first}"

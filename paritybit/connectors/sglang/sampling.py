@@ -223,9 +223,11 @@ def of_prompts(
             why = "other ranks have the rest of the vocabulary"
             yield RowValues("log-likelihoods", [row.request], values, values, untried=why)
         elif values is not None and tokens:
-            mine = logits[first + start :][: len(tokens)].log_softmax(1)
-            right = mine.gather(1, torch.tensor([tokens]).T).T
-            theirs = values[place : place + len(tokens)].cpu()[None]
+            ids = torch.tensor(tokens)
+            text = ids >= 0  # Images have no logits.
+            mine = logits[first + start :][: len(tokens)][text].log_softmax(1)
+            right = mine.gather(1, ids[text, None]).T
+            theirs = values[place : place + len(tokens)].cpu()[text][None]
             yield RowValues("log-likelihoods", [row.request], theirs, right, ROUNDING)
         first, place = last, place + row.computed - start
     yield RowValues("logits of prompts", names, held, logits[ends], ROUNDING)

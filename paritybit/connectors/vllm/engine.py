@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.failures import judge
-from paritybit.connectors.following import alike, attributes, expected, implied_by, tensors, whole
+from paritybit.connectors.following import (
+    alike,
+    attributes,
+    expected,
+    implied_by,
+    in_dimensions,
+    tensors,
+    whole,
+)
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.sharing import Share, parted
 from paritybit.connectors.vllm import batch as batches
@@ -242,6 +250,7 @@ class VllmEngine(JudgedRows):
         self.forget_undrafted()
         try:
             self.follow_drafts(runner, output, self.requests.follow(output, message))
+            self.follow_images(runner, output)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             self.give_up(f"what the scheduler says is not recognised: {error!r}")
         if self.watcher is None and output.total_num_scheduled_tokens:
@@ -410,6 +419,31 @@ class VllmEngine(JudgedRows):
             self.journal.count(state_reads=sum(row.cached > 0 for _, row in rows))
         self.begin_rows(now, names)
 
+    def follow_images(self, runner: Any, output: Any) -> None:
+        """Note the positions of the requests that begin, if these have several dimensions."""
+        if not maybe(runner, "model_config.uses_mrope"):
+            return
+        with torch.inference_mode():
+            for new in output.scheduled_new_reqs:
+                images = [one for one in new.mm_features if one.modality != "prompt_embeds"]
+                made = model_of(runner).get_mrope_input_positions(new.prompt_token_ids, images)
+                held, delta = made
+                self.requests.known[new.req_id].places = held.cpu(), int(delta)
+
+    def judge_positions(self, now: VllmForward) -> None:
+        """Judge the positions that the model gets, if these have several dimensions."""
+        runner, watcher = now.runner, self.watcher
+        held = maybe(runner, "mrope_positions.gpu")
+        held = maybe(runner, "model_state.rope_state.positions") if held is None else held
+        if held is None or watcher is None or now.forward is None or now.batch is None:
+            return
+        rows = now.forward.rows[: now.batch.live[0]]
+        known = {row.request: self.requests.known[row.request].places for row in rows}
+        places = {name: one for name, one in known.items() if one is not None}
+        if (right := in_dimensions(rows, places)) is not None:
+            mine = held[:, : now.batch.live[1]]
+            watcher.judge_inputs("model", [expected("mrope_positions", mine, right)])
+
     # Replays.
 
     def model(self, original: Call, owner: Any, **kwargs: Any) -> None:
@@ -431,6 +465,7 @@ class VllmEngine(JudgedRows):
             right = now.batch.expected_positions(now.forward)
             given = [expected("positions", positions, right, size=len(positions))]
             watcher.judge_inputs("model", implied_by(given, now.bases))
+        self.judge_positions(now)
         threads = "it runs on two threads" if maybe(context, "ubatch_slices") else None
         before = [(context, *one) for one in vars(context).items()]
         self.run_without_graph(
@@ -489,6 +524,7 @@ class VllmEngine(JudgedRows):
             now.pieces = now.pieces or maybe(batch, "num_tokens") or now.batch.padded[1]
             return
         live, padded = now.batch.live[1], now.batch.padded[1]
+        self.judge_positions(now)
 
         def outputs() -> dict[str, Tensor]:
             output = output_of(wrapper, graph)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import expected
+from paritybit.connectors.following import Content, Places, expected, shown
 from paritybit.connectors.vllm.pools import VllmPool
 from paritybit.connectors.vllm.scheduling import FACTS, Message
 from paritybit.watch.facts import Forward, Row, StaticInput
@@ -155,6 +155,9 @@ class Request:
     cache_salt: str | None = None
     lora_request: Any = None
     sampling_params: Any = None
+    contents: Sequence[Content] = ()
+    places: Places | None = None
+    """The positions of its prompt, if these have several dimensions."""
     adapter: str = ""
     """The content of its adapter when it was first computed. The engine may replace it later."""
 
@@ -186,7 +189,7 @@ class Requests:
             if more is not None:
                 request.slots = []
         for name, facts in message["requests"].items():
-            vars(self.known[name]).update(zip(FACTS, facts, strict=True))
+            vars(self.known[name]).update(zip((*FACTS, "contents"), facts, strict=True))
         for name, (first, tokens) in message["tokens"].items():
             self.known[name].all_token_ids[first:] = tokens
         return begun
@@ -227,7 +230,7 @@ class Requests:
                 cached, tokens = request.computed, list[int | None](request.all_token_ids)
                 if account is not None:
                     cached, tokens = account.row(name, (ids or {}).get(name))
-                end = cached + computed
+                tokens, end = shown(tokens, request.contents), cached + computed
                 slots = padded(request.slots[group.number][:end], end)
                 rows.append(
                     Row(

@@ -123,6 +123,9 @@ class SampledBatch:
             if one is None:
                 return None
             known = list(row.tokens[: row.cached + row.computed])
+            for first, count, _ in of[name].contents:  # It counts what stands for images.
+                end = min(first + count, len(known))
+                known[first:end] = of[name].all_token_ids[first:end]
             for place, token in enumerate(given.get(name, ()), row.cached):
                 known[place] = token if known[place] is None else known[place]
             used = len(known) >= len(of[name].all_token_ids)

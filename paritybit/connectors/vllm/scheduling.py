@@ -10,10 +10,10 @@ It has values of Python and the engine only, as a worker may not have paritybit:
 - `step`: the name of the forward, with which `events` say that the engine has its result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paritybit.connectors.following import HOST, Following
+from paritybit.connectors.following import HOST, Content, Following, content_of
 from paritybit.connectors.hooking import Call, maybe
 from paritybit.watch.stacks import stack
 from paritybit.watch.weak import Weakly
@@ -34,7 +34,7 @@ MESSAGE = "paritybit"
 """The name of the attribute."""
 
 FACTS = "all_token_ids", "num_prompt_tokens", "cache_salt", "lora_request", "sampling_params"
-"""What is told of a request, by the names of its attributes."""
+"""What is told of a request, by the names of its attributes. `contents` of its images follow."""
 
 Message = dict[str, Any]
 
@@ -76,7 +76,8 @@ class Scheduling(Following):
             known, size = self.told.get(name), len(request.all_token_ids)
             if known is None or name in new or known > size:
                 others = (maybe(request, fact) for fact in FACTS[1:])
-                requests[name] = list(request.all_token_ids), *others
+                facts = (list(request.all_token_ids), *others, [*contents_of(request)])
+                requests[name] = facts
             elif known < size:
                 tokens[name] = known, list(request.all_token_ids[known:])
             self.told[name] = size
@@ -169,6 +170,14 @@ class Scheduling(Following):
 
     def settled(self) -> None:
         """Do nothing, because workers judge."""
+
+
+def contents_of(request: Any) -> Iterator[Content]:
+    """Yield the images of a request. One without data is what its hash names."""
+    for one in maybe(request, "mm_features") or ():
+        content = content_of([part.data for part in (one.data or {}).values()])
+        place, unknown = one.mm_position, -1 - abs(hash(one.identifier))
+        yield place.offset, place.length, unknown if content is None else content
 
 
 def copies(manager: Any) -> bool:

@@ -147,7 +147,11 @@ def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
     old.sort(key=lambda one: one.tokens)
     for place, earlier in zip(range(0, len(requests), 2), old, strict=False):
         one = requests[place]
-        if one.follows is None and earlier.length + one.length + one.tokens <= LONGEST:
+        if (
+            one.follows is None
+            and one.session is None
+            and earlier.length + one.length + one.tokens <= LONGEST
+        ):
             prompt = (*earlier.prompt, *one.prompt)
             like = earlier.adapter, earlier.space
             requests[place] = replace(one, prompt=prompt, adapter=like[0], space=like[1])

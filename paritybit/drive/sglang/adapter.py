@@ -39,7 +39,10 @@ SHARED = "decode context parallelism"
 
 STATES = ("states of convolutions", "states of Mamba2", "states of delta nets", SHARED)
 
-OTHER_MODELS = (*STATES, "positions of images", "compressed KV")
+OTHER_MODELS = (*STATES, "positions of images", "images", "compressed KV")
+
+UNTRIED = (*APART, "fp8 KV", "compressed KV", *STATES[1:], "images", "sessions")
+"""What is served only by name: it was not yet tried with all others."""
 
 TABLE = Table(
     axes={
@@ -55,6 +58,7 @@ TABLE = Table(
             "states of Mamba2": {"model": "nemotron_h", "chunk": 192},
             "states of delta nets": {"model": "qwen3_next", "chunk": 192},
             "positions of images": {"model": "qwen2_vl"},
+            "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
             SHARED: {"model": "qwen3_5", "shared": True},
         },
@@ -93,6 +97,7 @@ TABLE = Table(
         "KV": {"plain KV": {}, "fp8 KV": {"quantised": True}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
+        "conversations": {"whole conversations": {}, "sessions": {"sessions": True}},
     },
     apart=[
         (DRAFTS, ("Gemma 4", *OTHER_MODELS)),
@@ -105,9 +110,10 @@ TABLE = Table(
         # An engine for decode writes no windows to files.
         (APART[1:], ("Gemma 4", "attention sinks")),
         (STATES[:1], ("page size 4", "page size 16", "page size 64")),
+        (("sessions",), ("images", *APART, SHARED)),
     ],
     failing=[
-        ((*APART, "fp8 KV", "compressed KV", *STATES[1:]),),  # Not yet tried with all others.
+        (UNTRIED,),
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.
@@ -115,7 +121,7 @@ TABLE = Table(
         # 0.5.23 ends with an AssertionError when a second prompt is cut: see `docs/findings.md`.
         (("priorities",), CHUNKS),
     ],
-    devices=dict.fromkeys((*APART, "fp8 KV", "compressed KV", *STATES[1:]), "cpu"),
+    devices=dict.fromkeys(UNTRIED, "cpu"),
     ranked={SHARED: "tp"},
     several={
         "dp": {

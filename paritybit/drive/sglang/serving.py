@@ -8,12 +8,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from paritybit.compat import override
 from paritybit.drive.answers import (
@@ -28,10 +30,11 @@ from paritybit.drive.answers import (
 )
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
-from paritybit.drive.models import VOCABULARY
+from paritybit.drive.models import IMAGE, VOCABULARY
 from paritybit.drive.operating.adapters import id_of, loads
+from paritybit.drive.operating.images import embedding, grid, hash_of, images_of, positions
 from paritybit.drive.operating.sglang import acts_of
-from paritybit.drive.script import Planned, Sampling
+from paritybit.drive.script import Part, Planned, Sampling
 from paritybit.drive.sglang import apart
 from paritybit.drive.sglang.answers import SglangGrammar, processor
 from paritybit.drive.sglang.late import Clock
@@ -65,6 +68,9 @@ NO_HOST_CACHE: Mapping[str, str] = {
 COPIES = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
 """Attributes of a prefix cache: its copies to and from the host and files that are under way."""
 
+CAPACITY = 1 << 20
+"""The length of a session, which the engine does not limit."""
+
 PATIENCE = 1e6
 """The seconds that the engine waits before it refuses to empty its cache."""
 
@@ -73,6 +79,7 @@ FOLDER = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
 
 TOKENIZER = SimpleNamespace(
     eos_token_id=END_OF_TEXT,
+    bos_token_id=None,
     additional_stop_token_ids=None,
     decode=text_of,
     encode=lambda text, **_: [*text],
@@ -110,6 +117,15 @@ class Sglang(Engine):
         """The data-parallel group that gets the next request."""
         self._version = 0
         """How often the adapters have been loaded again."""
+        self._sessions: dict[int, list[str | None]] = {}
+        """The name and the turns of each open session, by its number."""
+        self._opened: list[Any] = []
+        """Requests that open sessions with the next poll."""
+        self._names = (f"session {number}" for number in count())
+        self._closing = set[str | None]()
+        """The sessions whose end the engine was asked for."""
+        self._inexact = set[str | None]()
+        """Turns of sessions that the engine may refuse, or give another prompt."""
         self._late: list[Any] = []
         """Requests that arrive with the next poll."""
         self._role = list[str]()
@@ -307,7 +323,78 @@ class Sglang(Engine):
         Clock.tick()
         self.require_progress(self.player.open)
         first, self._first = self._first, []
-        return [*first, *self.player.poll()]
+        given = self.player.poll()
+        opened, self._opened = self._opened, []
+        return [*first, *opened, *given, *self._closed()]
+
+    def _of_session(self, one: Planned, prompt: list[int]) -> tuple[list[int], Any]:
+        """Return the new tokens of a turn of a session, and what identifies it.
+
+        The first turn opens the session. A streaming one, as every second one, has no branches, and
+        goes on after its last turn that was not aborted.
+        """
+        assert one.session is not None
+        streams = self._streams(one)
+        opens = one.session not in self._sessions
+        turns = self._sessions.setdefault(one.session, [next(self._names)] if opens else [])
+        name, latest, knows = turns[0], turns[-1], one.follows in turns[1:]
+        if opens:
+            how = {"capacity_of_str_len": CAPACITY, "session_id": name, "streaming": streams}
+            self._opened.append(self.structures.OpenSessionReqInput(**how))
+        turns.append(one.name)
+        goes_on = not opens and (knows or streams)
+        wrong = one.follows in self._inexact | self._aborted or (streams and latest != one.follows)
+        if goes_on and wrong:
+            self._inexact.add(one.name)
+        rid = one.follows if knows and not streams else None
+        params = self.structures.SessionParams(id=name, rid=rid)
+        return one.ids() if goes_on else prompt, params
+
+    def _pictured(self, one: Planned, pictures: Sequence[tuple[int, Part]]) -> Any:
+        """Return the images of a prompt, as the engine's processor would."""
+        batches: Any = importlib.import_module("sglang.srt.managers.schedule_batch")
+        width, places, items = self.served.shape.config["hidden_size"], positions(one.prompt), []
+        for at, part in pictures:
+            item = batches.MultimodalDataItem(
+                modality=batches.Modality.IMAGE,
+                hash=hash_of(part),
+                offsets=[(at, at + part.length - 1)],
+                format=batches.MultimodalInputFormat.PRECOMPUTED_EMBEDDING,
+                precomputed_embeddings=embedding(part, width),
+                model_specific_data={"image_grid_thw": torch.tensor([grid(part)])},
+            )
+            item.set_pad_value()
+            items.append(item)
+        return batches.MultimodalProcessorOutput(
+            mm_items=items,
+            im_token_id=IMAGE,
+            mrope_positions=places,
+            mrope_position_delta=(places.max() + 1 - one.length)[None, None],
+        )
+
+    def _closed(self) -> list[Any]:
+        """Return requests that close sessions, of every third one before its last turn ends."""
+        given = list[Any]()
+        if not self._sessions:
+            return given
+        coming, running = self.player.sessions
+        for number in {*self._sessions} - coming:
+            name, ended = self._sessions[number][0], number not in running
+            if ended or (number % 3 == 0 and name not in self._closing):
+                self._closing.add(name)
+                given.append(self.structures.CloseSessionReqInput(session_id=name))
+            if ended:
+                del self._sessions[number]
+        return given
+
+    def _streams(self, one: Planned) -> bool:
+        """Return whether a request belongs to a session that keeps its slots."""
+        return (one.session or 0) % 2 == 1 and self.served.streams(self._package)
+
+    @property
+    def _package(self) -> Path:
+        """The folder of the engine's package."""
+        return Path(self.structures.__file__).parents[2]
 
     def arrive(self, one: Planned, prompt: list[int]) -> Any:
         """Return the engine's request. On a CPU, drafts are verified without random numbers.
@@ -324,10 +411,18 @@ class Sglang(Engine):
         given |= {name: key for name, key in keys if name in request}
         if one.priority is not None:
             given["priority"] = one.priority
+        new = prompt
+        if one.session is not None:
+            new, given["session_params"] = self._of_session(one, prompt)
+        if pictures := [*images_of(one.prompt)]:
+            given["mm_inputs"] = self._pictured(one, pictures)
         if self.served.apart:
             address = {"host": apart.HOST, "port": int(self._role[-1]), "room": next(self._rooms)}
             given |= {f"bootstrap_{name}": part for name, part in address.items()}
         more = one.sampling or Sampling()
+        # Such a session has none of prompts. Those of images would be those of their hashes.
+        if more.likelihoods is not None and (self._streams(one) or pictures):
+            more = replace(more, likelihoods=-1)
         if more.processor is not None:
             given["custom_logit_processor"] = processor(more.processor)
         # Older releases return what was accepted after a string.
@@ -350,13 +445,14 @@ class Sglang(Engine):
             answer.likeliest = LIKELIEST
         elif more.likelihoods is not None:
             answer.likeliest = len(prompt) % 4
-            if says(Path(self.structures.__file__).parents[2], *LISTED):
+            if says(self._package, *LISTED):
                 answer.others = prompt[: len(prompt) % 3]
+        answer.aborted = one.name in self._inexact
         self._answers[one.name] = answer
         return self.structures.TokenizedGenerateReqInput(
             rid=one.name,
             input_text="",
-            input_ids=_like_ids(self.structures, prompt),
+            input_ids=_like_ids(self.structures, new),
             sampling_params=how,
             return_logprob=self.likely is not None or more.likelihoods is not None,
             logprob_start_len=-1 if more.likelihoods is None else more.likelihoods,

@@ -19,12 +19,14 @@ from paritybit.drive.operating.adapters import (
     RANK,
     with_adapters,
 )
+from paritybit.drive.operating.images import with_images
 from paritybit.drive.requests import (
     Limits,
     sample,
     waves,
     with_growth,
     with_returns,
+    with_sessions,
     with_spaces,
 )
 from paritybit.drive.script import ACTIONS, Wave
@@ -95,9 +97,11 @@ SPECULATION = ("eagle", "standalone")
 
 SLIDING_DRAFTS = "layers/attention/triton_backend.py", "window_rail"
 PLAIN_DRAFTS = "model_executor/model_runner.py", "lora and not self.is_draft_worker"
+STREAMS = "mem_cache/registry.py", "streaming sessions run on UnifiedRadixCache"
 LISTED = "layers/logprob_processor.py", "row = logprobs.new_empty((0,))"
 """Files of the engine, and a text in each if draft models may have sliding windows, if they are
-served without adapters, and if only some requests may list tokens for likelihoods."""
+served without adapters, if its default cache keeps slots for sessions, and if only some requests
+may list tokens for likelihoods."""
 
 
 @cache
@@ -116,7 +120,9 @@ class SglangServed(Common):
     unified one in Python. With `storage`, KV on the host is also kept in files. With
     `written_back`, it is written there when it is evicted, and the host has little more room than
     the pool. With `apart`, an engine in another process computes the prompts. With `quantised`, KV
-    has floats of eight bits. With `shared`, all ranks share the context of each request.
+    has floats of eight bits. With `shared`, all ranks share the context of each request. With
+    `sessions`, some conversations are sessions. With `images`, which Qwen2-VL alone has, some
+    prompts have images.
     """
 
     ACTIONS: ClassVar = tuple(one for one in ACTIONS if one != "sleep")
@@ -145,6 +151,8 @@ class SglangServed(Common):
     apart: bool = False
     quantised: bool = False
     shared: bool = False
+    sessions: bool = False
+    images: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window pool that is larger than the pool, or a lone storage."""
@@ -160,7 +168,9 @@ class SglangServed(Common):
             given = with_growth(self.seed, given, self.limits())
         if self.host_cache:
             given = with_returns(self.seed, given, self.limits(), flush=self.storage)
-        return with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
+        given = with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
+        given = with_sessions(self.seed, given, self.limits()) if self.sessions else given
+        return with_images(self.seed, given) if self.images else given
 
     @property
     @override
@@ -178,6 +188,11 @@ class SglangServed(Common):
         extras = extras_with_drafts(self.speculative is not None, self.forced)
         # A router adds the likelihoods of a prompt, which only the engine for prefill has.
         return [one for one in extras if not (self.apart and one == "likelihoods")]
+
+    def streams(self, package: Path) -> bool:
+        """Return whether a session can keep its slots: with the cache of newer releases."""
+        kept = self.python_tree or says(package, *STREAMS)
+        return self.sessions and self.prefix_cache and kept
 
     def company(self) -> Wave | None:
         """Return a wave to compare. A fork has no GPU, threads for copies, adapters or ranks.
@@ -238,6 +253,7 @@ class SglangServed(Common):
             "disable-overlap-schedule": not self.overlap,
             "enable-mixed-chunk": self.mixed,
             "enable-priority-scheduling": self.priorities,
+            "enable-streaming-session": self.streams(package),
             "enable-custom-logit-processor": "processor" in self.extras,
             **self._backend(),
             **self._graphs(known),

@@ -17,6 +17,9 @@ NAMED = "prompts in files", *MOVING
 STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
 """Models with recurrent layers."""
 
+PICTURES = "positions of images", "images"
+"""Values with Qwen2-VL, which is also served only by name."""
+
 QUANTISED = "fp8 KV", "fp8 KV with scales", "int8 KV with scales"
 """Quantised KV, which is also served only by name."""
 
@@ -64,6 +67,8 @@ TABLE = Table(
             "states of convolutions": {"model": "lfm2"},
             "states of Mamba2": {"model": "nemotron_h"},
             "states of delta nets": {"model": "qwen3_next"},
+            "positions of images": {"model": "qwen2_vl"},
+            "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
@@ -101,6 +106,13 @@ TABLE = Table(
         # Pages of states have the size of those of KV. The rest is not yet tried.
         (QUANTISED, [*STATES, "compressed KV"]),
         (
+            PICTURES,
+            [
+                *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
+                *("window of two blocks", *NAMED, *QUANTISED),
+            ],
+        ),
+        (
             ["compressed KV"],
             [
                 *("EAGLE", "LoRA adapters", "no window", "window of two blocks", "full graphs"),
@@ -117,14 +129,14 @@ TABLE = Table(
                 *("window of one block", "window of two blocks", "decoding requests first"),
                 *("n-gram speculation", "EAGLE", *STATES, "offload to the host"),
                 *("simple offload", "small host pool", "failing loads", "several connectors"),
-                *(*NAMED, "LoRA adapters"),
+                *(*NAMED, *PICTURES, "LoRA adapters"),
             ],
         ),
     ],
     ranked={"decode context parallelism": "tp", "context in half blocks": "tp"},
     failing=[
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        ((*NAMED, *QUANTISED, "compressed KV", *STATES[1:]),),
+        ((*NAMED, *QUANTISED, *PICTURES, "compressed KV", *STATES[1:]),),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -155,7 +167,7 @@ TABLE = Table(
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
         **dict.fromkeys(QUANTISED, "cpu"),  # Not yet tried on a GPU.
-        **dict.fromkeys(("compressed KV", *STATES[1:]), "cpu"),
+        **dict.fromkeys(("compressed KV", *STATES[1:], *PICTURES), "cpu"),
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
         **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },

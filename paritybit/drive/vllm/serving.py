@@ -33,8 +33,9 @@ from paritybit.drive.answers import (
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
+from paritybit.drive.operating.images import MERGED, embedding, grid, hash_of, images_of
 from paritybit.drive.operating.sglang import other_weights
-from paritybit.drive.script import FIRST_TOKEN, Planned, Sampling, Wave
+from paritybit.drive.script import FIRST_TOKEN, Part, Planned, Sampling, Wave
 from paritybit.drive.vllm import apart, lora, ranks
 from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
 from paritybit.drive.vllm.apart import Wire
@@ -298,6 +299,7 @@ class Vllm(Engine):
             if asked.likelihoods < 0 and self.served.runner == 2 and not self.served.speculative:
                 answer.likeliest, answer.others = 0, prompt[: answer.likeliest]
                 given |= {"logprobs": None, "logprob_token_ids": answer.others}
+        pictures = [*images_of(one.prompt)]
         if transfer is not None:
             given["extra_args"] = {"kv_transfer_params": dict(transfer)}
         how = sampling.SamplingParams(max_tokens=one.tokens, temperature=one.temperature, **given)
@@ -313,8 +315,26 @@ class Vllm(Engine):
             "priority": one.priority or 0,
             "cache_salt": one.space and str(one.space),
             "lora_request": self._adapter(one),
+            "mm_features": self._pictured(pictures) if pictures else None,
         }
         return structures.EngineCoreRequest(**more), answer
+
+    def _pictured(self, pictures: Sequence[tuple[int, Part]]) -> list[Any]:
+        """Return the images of a prompt, as the engine's processor would."""
+        inputs: Any = importlib.import_module("vllm.multimodal.inputs")
+        model: Any = importlib.import_module("vllm.model_executor.models.qwen2_vl")
+        hasher: Any = importlib.import_module("vllm.multimodal.hasher").MultiModalHasher
+        width, made = self.served.shape.config["hidden_size"], []
+        for at, part in pictures:
+            shown = embedding(part, width)
+            data = {"image_embeds": shown, "image_grid_thw": torch.tensor([grid(part)])}
+            fields = model._create_qwen2vl_field_factory(MERGED)(data)
+            (item,) = inputs.MultiModalKwargsItems.from_hf_inputs(data, fields)["image"]
+            known = hash_of(part)
+            name = hasher.hash_kwargs("sha256", image=shown) if known is None else str(known)
+            place = inputs.PlaceholderRange(at, part.length)
+            made.append(inputs.MultiModalFeatureSpec(item, "image", name, place, name))
+        return made
 
     @override
     def abort(self, name: str) -> Any:

@@ -8,8 +8,18 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from paritybit.compat import override
-from paritybit.drive.models import DEEPSEEK_V2, GPT_OSS, LFM2, QWEN3_NEXT, RECURRENT, WINDOW, Model
+from paritybit.drive.models import (
+    DEEPSEEK_V2,
+    GPT_OSS,
+    LFM2,
+    QWEN2_VL,
+    QWEN3_NEXT,
+    RECURRENT,
+    WINDOW,
+    Model,
+)
 from paritybit.drive.operating.adapters import LOADED, with_adapters
+from paritybit.drive.operating.images import MOST_IMAGES, with_images
 from paritybit.drive.requests import Limits, sample, with_each, with_moves, with_spaces
 from paritybit.drive.script import LARGEST, Part, Planned, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
@@ -135,6 +145,7 @@ class VllmServed(Common):
     model without windows. With `apart`, an engine in another process computes the prompts, and some
     transfers also fail with `failing`. With an `interleave`, SPLIT ranks share the context of each
     request, so many tokens at a time, by FlashAttention. KV is `quantised` as KV_DTYPES says.
+    With `images`, which Qwen2-VL alone has, some prompts have images.
     """
 
     ACTIONS: ClassVar = ("flush", "weights", "sleep", "adapters", "pause", "retract", "preempt")
@@ -162,6 +173,7 @@ class VllmServed(Common):
     interleave: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     adapters: Adapters = 0
     quantised: Annotated[str, one_of(KV_DTYPES)] | None = None
+    images: bool = False
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
@@ -169,6 +181,7 @@ class VllmServed(Common):
         given = with_moves(self.seed, given, self.limits()) if self.offload else given
         given = with_adapters(self.seed, given, self.adapters)
         given = with_each(given, self.startable)
+        given = with_images(self.seed, given) if self.images else given
         keeps = self.offload or self.files or self.cached
         # The names of files leave out salts and adapters. Rows with adapters show it.
         spaces = not (self.files or self.cached) or self.adapters
@@ -225,7 +238,7 @@ class VllmServed(Common):
     def shape(self) -> Model:
         model = super().shape
         states = model is LFM2
-        windows = model.name not in {*RECURRENT, DEEPSEEK_V2.name}
+        windows = model.name not in {*RECURRENT, DEEPSEEK_V2.name, QWEN2_VL.name}
         own: dict[str, object] = {"sliding_window": self.window} if windows else {}
         if model is QWEN3_NEXT:  # The engine requires a layer with experts.
             own["mlp_only_layers"] = [*range(len(model.kinds) - 1)]
@@ -327,6 +340,10 @@ class VllmServed(Common):
                 "max_cpu_loras": LOADED,
                 "max_lora_rank": MOST_RANK,
             }
+        if self.model == QWEN2_VL.name:
+            limits = {"image": MOST_IMAGES, "video": 0}
+            of_device |= {"limit_mm_per_prompt": limits, "enable_mm_embeds": True}
+            of_device |= {"skip_mm_profiling": True, "mm_processor_cache_gb": 0}
         if self.quantised is not None:
             of_device["kv_cache_dtype"] = KV_DTYPES[self.quantised][0]
         if self.offload:

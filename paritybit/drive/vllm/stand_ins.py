@@ -48,6 +48,7 @@ COMPILED = "it is compiled"
 
 OPTIONAL = (
     *("cpuinfo", "gguf", "diskcache", "llguidance", "mistral_common", "openai_harmony", "uvloop"),
+    "torchvision",
 )
 
 HIDDEN = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
@@ -56,6 +57,9 @@ HIDDEN = ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers")
 OPERATORS: Any = {
     "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
     "weak_ref_tensor(Tensor(a) tensor) -> Tensor(a)": lambda tensor: tensor.view_as(tensor),
+    "gelu_quick(Tensor(a!) out, Tensor input) -> ()": lambda out, given: out.copy_(
+        given * torch.sigmoid(1.702 * given)
+    ),
     "greedy_argmax(Tensor logits) -> Tensor": lambda logits: logits.argmax(-1),
 }
 """The compiled operators that the engine calls on a CPU, by their schemas."""
@@ -291,6 +295,19 @@ def _stand_in_for_recurrences() -> None:
     held.qwen_gdn_attention_core = deltas.qwen_gdn_attention_core
     kind = deltas.QwenGatedDeltaNetAttention
     kind.forward_cpu = kind.forward_cuda
+
+
+@AFTER.add("the size of images: few, so that some are dropped", "a tiny model has no processor")
+def _stand_in_for_images() -> None:
+    module: Any = importlib.import_module("vllm.multimodal.encoder_budget")
+
+    def begin(budget: Any, config: Any, *_: Any, **__: Any) -> None:
+        size = config.scheduler_config.max_num_batched_tokens
+        sizes = dict.fromkeys(("encoder_compute_budget", "encoder_cache_size"), size)
+        names = ("mm_max_toks_per_item", "mm_max_items_per_prompt", "mm_max_items_per_batch")
+        vars(budget).update(sizes, cache=None, **{name: {} for name in names})
+
+    module.MultiModalBudget.__init__ = begin
 
 
 class Generator(torch.Generator):

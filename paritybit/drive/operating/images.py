@@ -1,0 +1,85 @@
+"""The images of requests, as embeddings that stand for what a vision model makes of them.
+
+An image of n tokens has a grid of one or two rows. Its tokens have three positions: in time, the
+row and the column, all from that of the first token on. What follows begins after the largest.
+"""
+
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paritybit.drive.script import Part, Planned, Wave
+
+MERGED = 2
+"""The patches of an image that become one token, along each side."""
+
+LENGTHS = (2, 3, 8, 16, 20)
+"""The lengths of images. The image `n` has the length at n."""
+
+PICTURED, MOST_IMAGES = 1 / 2, 2
+"""The part of the requests that have images, and how many one has at most."""
+
+
+def with_images(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
+    """Add images to some requests of single turns, before or after the first text."""
+    chance = random.Random(f"images {seed}")
+    for wave in given:
+        goes_on, requests = {one.follows for one in wave.requests}, list[Planned]()
+        for one in wave.requests:
+            count = chance.choice((1, 1, MOST_IMAGES)) * (chance.random() < PICTURED)
+            numbers = chance.choices(range(2 * len(LENGTHS)), k=count)
+            images = [image(f"image {seed} {n}", LENGTHS[n % len(LENGTHS)]) for n in numbers]
+            at, alone = chance.randint(0, 1), one.follows is None and one.name not in goes_on
+            prompt = (*one.prompt[:at], *images, *one.prompt[at:]) if alone else one.prompt
+            requests.append(replace(one, prompt=prompt))
+        yield replace(wave, requests=tuple(requests))
+
+
+def image(name: str, length: int) -> Part:
+    """Return an image with the hash of its content."""
+    return Part(name, length, image=name)
+
+
+def images_of(prompt: Sequence[Part]) -> Iterator[tuple[int, Part]]:
+    """Yield the images of a prompt, each with its first position."""
+    at = 0
+    for part in prompt:
+        if part.image is not None:
+            yield at, part
+        at += part.length
+
+
+def grid(part: Part) -> list[int]:
+    """Return the numbers of patches of an image: in time, in a column and in a row."""
+    rows = 2 - part.length % 2
+    return [1, MERGED * rows, MERGED * part.length // rows]
+
+
+def embedding(part: Part, width: int) -> Tensor:
+    """Return what the model gets for the tokens of an image, [length, width]."""
+    generator = torch.Generator().manual_seed(zlib.crc32(part.text.encode()))
+    return torch.randn(part.length, width, generator=generator)
+
+
+def hash_of(part: Part) -> int | None:
+    """Return the hash of an image, or None if it is that of its content."""
+    assert part.image is not None
+    return None if part.image == part.text else zlib.crc32(part.image.encode())
+
+
+def positions(prompt: Sequence[Part]) -> Tensor:
+    """Return the positions of the tokens of a prompt, [3, tokens]."""
+    found, start = list[Tensor](), 0
+    for part in prompt:
+        mine = torch.arange(part.length).expand(3, -1)
+        if part.image is not None:
+            time, rows, columns = grid(part)
+            sides = time, rows // MERGED, columns // MERGED
+            mine = torch.stack(torch.meshgrid(*map(torch.arange, sides), indexing="ij")).flatten(1)
+        found.append(mine + start)
+        start = int(found[-1].max()) + 1
+    return torch.cat(found, 1)
