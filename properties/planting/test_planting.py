@@ -24,7 +24,7 @@ COUNTS = {
     "moves-unseen": 33,
     "moves-unseen2": 36,
     "public": 61,
-    "ranks": 15,
+    "ranks": 16,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
     "sglang": 119,
