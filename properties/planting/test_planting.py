@@ -23,14 +23,14 @@ COUNTS = {
     "harmless": 8,
     "moves-unseen": 33,
     "moves-unseen2": 36,
-    "public": 63,
+    "public": 65,
     "ranks": 16,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
     "sglang": 123,
     "transformers": 36,
     "unseen": 30,
-    "vllm": 64,
+    "vllm": 65,
 }
 
 
