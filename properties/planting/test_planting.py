@@ -28,6 +28,7 @@ COUNTS = {
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
     "sglang": 123,
+    "states-unseen": 11,
     "transformers": 36,
     "unseen": 30,
     "vllm": 65,
@@ -77,6 +78,7 @@ def test_the_record_shows_what_the_tables_list() -> None:
             "moves-unseen2",
             "ranks-unseen",
             "ranks-unseen2",
+            "states-unseen",
             "harmless",
         }:
             shown = found[fault.name] - {None}
