@@ -23,7 +23,7 @@ COUNTS = {
     "harmless": 8,
     "moves-unseen": 33,
     "moves-unseen2": 36,
-    "public": 65,
+    "public": 66,
     "ranks": 16,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
