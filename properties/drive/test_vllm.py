@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -404,13 +405,13 @@ def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_it() 
     assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d"]
 
 
-@pytest.mark.parametrize("rests", [True, False])
-def test_a_preemption_empties_no_cache_only_while_copies_hold_blocks(rests: bool) -> None:
+@pytest.mark.parametrize(("rests", "deferred"), [(True, []), (False, []), (True, [1])])
+def test_a_preemption_empties_no_cache_only_while_something_holds_blocks(
+    rests: bool, deferred: list[int]
+) -> None:
     def retract() -> bool:
         raise RuntimeError("requests wait for remote KV")
 
-    if rests:
-        with pytest.raises(RuntimeError):
-            preempt(retract, lambda: True)
-    else:
-        preempt(retract, lambda: False)
+    raises = pytest.raises(RuntimeError) if rests and not deferred else nullcontext()
+    with raises:
+        preempt(SimpleNamespace(deferred_frees=deferred), retract, lambda: rests)

@@ -513,7 +513,7 @@ def acts_of(core: Any, at_rest: Callable[[], bool]) -> Acts:
         "flush": lambda: [functools.partial(require, core.reset_prefix_cache)],
         "pause": lambda: [pause],
         "retract": lambda: [pause, functools.partial(require, retract)],
-        "preempt": lambda: [functools.partial(preempt, retract, at_rest)],
+        "preempt": lambda: [functools.partial(preempt, core.scheduler, retract, at_rest)],
         "continue": lambda: [core.resume_scheduler],
     }
 
@@ -533,13 +533,16 @@ def load_weights(worker: Any, update: int | None = None) -> None:
         worker.reload_weights(weights_iterator=given, is_checkpoint_format=False)
 
 
-def preempt(retract: Callable[[], bool], at_rest: Callable[[], bool]) -> None:
-    """Preempt the running requests. While copies hold blocks, the engine then raises an error."""
+def preempt(scheduler: Any, retract: Callable[[], bool], at_rest: Callable[[], bool]) -> None:
+    """Preempt the running requests.
+
+    While copies or forwards under way hold blocks, the engine then raises an error.
+    """
     rests = at_rest()
     try:
         require(retract)
     except RuntimeError:
-        if rests:
+        if rests and not maybe(scheduler, "deferred_frees"):
             raise
 
 
