@@ -12,7 +12,11 @@ SENT: Mapping[str, tuple[str, ...]] = {
         "transformers-offload-stall",
     ),
     "kernel race": ("vllm-rejection-race",),
-    "stale input": ("sglang-draft-queries", "transformers-unordered-inputs"),
+    "stale input": (
+        "sglang-draft-queries",
+        "transformers-unordered-inputs",
+        "sglang-refused-turn",
+    ),
     "stray write": ("vllm-dummy-drafts", "vllm-dummy-states"),
     "uninitialised read": ("vllm-transferred-window",),
     "wrong list": ("sglang-window-pages",),
