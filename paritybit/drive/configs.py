@@ -136,9 +136,13 @@ class Table:
         return replace(self, apart=(*self.apart, *self.failing), failing=())
 
     @cached_property
-    def impossible(self) -> frozenset[frozenset[str]]:
-        """The sets of values that cannot be combined."""
-        return frozenset(frozenset(values) for groups in self.apart for values in product(*groups))
+    def impossible(self) -> Mapping[str, Sequence[frozenset[str]]]:
+        """The sets of values that cannot be combined, by each of their values."""
+        found: dict[str, list[frozenset[str]]] = {}
+        for values in {frozenset(one) for groups in self.apart for one in product(*groups)}:
+            for value in values:
+                found.setdefault(value, []).append(values)
+        return found
 
     @cached_property
     def pairs(self) -> frozenset[SettingPair]:
@@ -154,6 +158,8 @@ class Table:
 
     def completed(self, chosen: Collection[str]) -> tuple[str, ...] | None:
         """Return the plainest row with some values, or None if there is none."""
+        if not all(self.combines(value, chosen) for value in chosen):
+            return None  # Else, all values of the axes before theirs would be tried.
         return self._extended(tuple(chosen), list(self.axes.values()))
 
     def _extended(
@@ -175,7 +181,7 @@ class Table:
     def combines(self, value: str, others: Collection[str]) -> bool:
         """Return whether a value can be combined with others."""
         row = {value, *others}
-        return not any(value in values and values <= row for values in self.impossible)
+        return not any(values <= row for values in self.impossible.get(value, ()))
 
     def config(self, values: Collection[str]) -> Config:
         """Return the plainest configuration with some values. Raises ValueError."""
