@@ -136,13 +136,9 @@ class Table:
         return replace(self, apart=(*self.apart, *self.failing), failing=())
 
     @cached_property
-    def impossible(self) -> Mapping[str, Sequence[frozenset[str]]]:
-        """The sets of values that cannot be combined, by each of their values."""
-        found: dict[str, list[frozenset[str]]] = {}
-        for values in {frozenset(one) for groups in self.apart for one in product(*groups)}:
-            for value in values:
-                found.setdefault(value, []).append(values)
-        return found
+    def impossible(self) -> frozenset[frozenset[str]]:
+        """The sets of values that cannot be combined."""
+        return frozenset(frozenset(values) for groups in self.apart for values in product(*groups))
 
     @cached_property
     def pairs(self) -> frozenset[SettingPair]:
@@ -181,7 +177,7 @@ class Table:
     def combines(self, value: str, others: Collection[str]) -> bool:
         """Return whether a value can be combined with others."""
         row = {value, *others}
-        return not any(values <= row for values in self.impossible.get(value, ()))
+        return not any(value in values and values <= row for values in self.impossible)
 
     def config(self, values: Collection[str]) -> Config:
         """Return the plainest configuration with some values. Raises ValueError."""

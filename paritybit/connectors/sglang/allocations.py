@@ -50,6 +50,11 @@ class Allocations(Transfers):
         found = {name: allocator() for name, allocator in self.serving.items()}
         return {name: allocator for name, allocator in found.items() if allocator is not None}
 
+    @property
+    def sharing(self) -> int:
+        """The number of ranks that share contexts with this one, itself included."""
+        return 1 if self.pool is None else self.pool.share.ranks
+
     def serve(self, pool: SglangPool, allocator: Any) -> bool:
         """Record the pool and the allocator that serve. Returns False for an unknown allocator."""
         self.pool = pool
@@ -206,13 +211,11 @@ class Allocations(Transfers):
         for name in ("release_pages", "staged_pages"):
             held = maybe(allocator, name)
             parts += held if isinstance(held, list) else [] if held is None else [held]
-        ranks = 1 if self.pool is None else self.pool.share.ranks
-        size = int(allocator.page_size) // ranks
+        size = int(allocator.page_size) // self.sharing
         return pages(torch.cat([part.long() for part in parts]), size)
 
     def sizes(self, cache: Any, what: str) -> dict[str, int]:
         """Return, per group, the slots of this rank that a method of a prefix cache counts."""
-        ranks = 1 if self.pool is None else self.pool.share.ranks
         sliding = None if self.pool is None else self.pool.sliding
         found, others = {}, "" if sliding is None else "full_"
         for name in (*self.allocators, *([] if self.states is None else [NAME])):
@@ -221,7 +224,7 @@ class Allocations(Transfers):
             with suppress(NotImplementedError):
                 count = getattr(cache, prefix + what, lambda: None)()
             if isinstance(count, int):
-                found[name] = count // (1 if name == NAME else ranks)
+                found[name] = count // (1 if name == NAME else self.sharing)
         return found
 
     def emptied(self, original: Call) -> None:

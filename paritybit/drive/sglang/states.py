@@ -92,11 +92,9 @@ def delta_prompts(
     live = slots >= 0
     held = initial_state[slots.clamp(min=0)].float() * live[:, None, None, None]
     given = recurrences.prepared(q[0], k[0], v[0], scale, use_qk_l2norm_in_kernel)
-    out, before, last = torch.zeros_like(v[0]), [], []
-    for mine, made, states in recurrences.deltas(*given, g[0], beta[0], bounds, held):
-        out[mine] = made.to(out.dtype)
-        before.append(states[:-1:CHUNK])
-        last.append(states[-1])
+    out = torch.zeros_like(v[0])
+    found = recurrences.deltas(*given, g[0], beta[0], bounds, held, out)
     if inplace_update:
-        initial_state[slots[live]] = torch.stack(last)[live].to(initial_state.dtype)
-    return out[None], None, torch.cat(before)[None]
+        last = torch.stack([states[-1] for states in found])
+        initial_state[slots[live]] = last[live].to(initial_state.dtype)
+    return out[None], None, torch.cat([states[:-1:CHUNK] for states in found])[None]

@@ -3,7 +3,7 @@
 A token takes one step of the recurrence. Which states are read and written is for the caller.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -132,18 +132,28 @@ def prepared(
 
 
 def deltas(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, bounds: Sequence[int], initial: Any
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield the tokens, the outputs and the states of each prompt, from its initial state.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    bounds: Sequence[int],
+    initial: Tensor,
+    out: Tensor,
+) -> list[Tensor]:
+    """Compute prompts, [T, heads, n], from their initial states, and fill `out`.
 
-    Tokens have shape [T, heads, n]. A prompt of T tokens has T + 1 states.
+    Returns the states of each. A prompt of T tokens has T + 1.
     """
+    found = []
     for (first, end), start in zip(pairwise(bounds), initial, strict=True):
         states = [start.float()]
         for at in range(first, end):
             states.append(delta(states[-1], k[at], v[at], g[at].float(), beta[at].float()))
         held = torch.stack(states)
-        yield slice(first, end), (held[1:] * q[first:end, :, None]).sum(-1), held
+        out[first:end] = (held[1:] * q[first:end, :, None]).sum(-1).to(out.dtype)
+        found.append(held)
+    return found
 
 
 def delta_step(

@@ -138,8 +138,6 @@ def delta_prompts(
 ) -> tuple[Tensor, Tensor]:
     """Compute prompts of a gated delta net, [1, T, heads, n]. Returns outputs and last states."""
     given = recurrences.prepared(q[0], k[0], v[0], scale, use_qk_l2norm_in_kernel)
-    out, last, bounds = torch.zeros_like(v[0]), [], cu_seqlens.tolist()
-    for mine, made, states in recurrences.deltas(*given, g[0], beta[0], bounds, initial_state):
-        out[mine] = made.to(out.dtype)
-        last.append(states[-1])
-    return out[None], torch.stack(last)
+    out, bounds = torch.zeros_like(v[0]), cu_seqlens.tolist()
+    found = recurrences.deltas(*given, g[0], beta[0], bounds, initial_state, out)
+    return out[None], torch.stack([states[-1] for states in found])
