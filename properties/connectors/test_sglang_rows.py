@@ -274,6 +274,16 @@ def test_ranks_that_share_contexts_list_their_own_positions(rank: int) -> None:
     assert "entries" in texts(mine[0], torch.cat((mine[1], mine[1])))[0]
 
 
+def test_a_rank_that_shares_contexts_counts_its_own_slots() -> None:
+    """A page of the allocator has one location of each rank for each slot of the pool's page."""
+    allocations = Allocations("0", None, None)
+    pool = described(parts.kept(parts.SubPool(50, 2)), None, share=Share(1, 2))
+    allocator = parts.kept(parts.Part(page_size=4, free_pages=torch.tensor([3])))
+    allocations.serve(pool, allocator)
+    assert allocations.free_slots(allocator).tolist() == [6, 7]
+    assert allocations.sizes(SimpleNamespace(size=lambda: 8), "size") == {"full": 4}
+
+
 def lists_of_steps(batch: Any, topk: int) -> tuple[Forward, SglangPool, Any]:
     """Return a forward, its pool, and the backend that lists its steps, with a padded request."""
     forward, found, pool = described_by(batch, topk)

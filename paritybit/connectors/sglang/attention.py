@@ -90,7 +90,7 @@ def triton_lists(
 
 
 def of_positions(given: IndexList, share: Share, ends: Sequence[int]) -> IndexList:
-    """Return the list of a rank as one of all positions. Those of other ranks have -1.
+    """Return the list of a rank as one of all positions. Those of other ranks repeat its slots.
 
     `ends` are the right ones of the live rows. A row with another number of entries gets the first
     end that they allow.
@@ -103,7 +103,6 @@ def of_positions(given: IndexList, share: Share, ends: Sequence[int]) -> IndexLi
     places = given.offsets[:, None] + share.places(positions)
     listed = torch.nn.functional.pad(given.entries.long(), (0, 1))  # It may be empty.
     entries = listed[places.clamp(max=len(given.entries))]
-    entries = entries.masked_fill(~share.mine(positions), -1)
     offsets = torch.arange(len(counts), device=counts.device) * len(positions)
     return replace(given, entries=entries.flatten(), offsets=offsets, counts=found, exact=False)
 
