@@ -162,6 +162,7 @@ def test_a_token_that_a_grammar_does_not_allow_is_a_finding(
     grammar = SglangGrammar("1")
     grammar.accept_token(5)
     grammar.accept_token(10)
+    assert vars(grammar)["current_token"] == 10  # The engine looks for it in resumed requests.
     with pytest.raises(ValueError, match="token 14 is not allowed as number 2"):
         grammar.accept_token(14)
     assert [one.text for one in found.found] == [

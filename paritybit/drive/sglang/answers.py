@@ -22,6 +22,7 @@ class SglangGrammar(answers.Grammar):
             report(f"a grammar is not applied: {text}", what="a grammar is not applied")
             raise ValueError(text)
         self.tokens.append(token)
+        self.current_token = token  # The engine asks whether a resumed request has one.
 
     def copy(self) -> "SglangGrammar":
         """Return the grammar of another request."""
