@@ -64,7 +64,9 @@ def find(spec: str) -> EngineFolder:
     home = package.folder_in(Path(spec))
     assert home is not None
     _require_dependencies(package)
-    return EngineFolder(f"{package.name} in {Path(spec).name or spec}", home.resolve())
+    # Not the target of a link: packages beside the link belong to the engine.
+    package_folder = home.parent.resolve() / home.name
+    return EngineFolder(f"{package.name} in {Path(spec).name or spec}", package_folder)
 
 
 def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Package:

@@ -81,3 +81,13 @@ def test_the_name_of_an_engine_is_its_newest_release_unless_a_folder_has_its_sou
     monkeypatch.setattr(fetch, "pip", lambda *_: "ERROR: no index\n")
     assert main(["watch", "--engine", "vllm"]) == CANNOT_RUN
     assert "the newest release of vllm is not known" in capsys.readouterr().err
+
+
+def test_packages_beside_a_link_to_an_engine_belong_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_require_dependencies", lambda package: None)
+    (tmp_path / "release/vllm/v1").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/vllm").symlink_to(tmp_path / "release/vllm")
+    assert fetch.find(str(tmp_path / "mine")).package == (tmp_path / "mine").resolve() / "vllm"

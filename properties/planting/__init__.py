@@ -5,6 +5,7 @@ A fault is an edit of an engine's source, listed in one of the tables `*.toml` o
 | field | meaning |
 |---|---|
 | `engine` | the release that is edited, such as `sglang==0.5.23` |
+| `beside` | the name of a package that its folder also has, as the end of the folder's name |
 | `file`, `old`, `new` | `old`, which `file` has exactly once, becomes `new` |
 | `edit` | a list of such edits, in place of one |
 | `settings` | what `paritybit watch --settings` serves; empty for its default plan |

@@ -43,6 +43,7 @@ class Fault:
     engine: str
     why: str
     edits: tuple[Edit, ...]
+    beside: str = ""
     family: str = ""
     settings: str = ""
     ranks: str = ""
@@ -57,6 +58,11 @@ class Fault:
     harm: str | None = None
     named: str | None = None
     commit: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The folder, among those of releases, that holds the engine."""
+        return "+".join(filter(None, (self.engine.replace("==", "-"), self.beside)))
 
     @property
     def served(self) -> str:

@@ -68,7 +68,7 @@ class Trials:
         ways: list[str | None] = [None] if fault.watched and "watch" in self.commands else []
         ways += [fault.explore] if fault.explore is not None and "explore" in self.commands else []
         for explore in ways:
-            control_of = fault.engine, fault.served, explore, tuple(fault.environment.items())
+            control_of = fault.source, fault.served, explore, tuple(fault.environment.items())
             with self.controls[control_of]:
                 control = self.outcome(fault, explore, planted=False, usual=None)
             if control is not None:
@@ -82,7 +82,7 @@ class Trials:
         """Return the outcome of a run, from the record if it has it, or None if time is up."""
         facts: dict[str, Any] = {
             "name": fault.name if planted else "",
-            "engine": fault.engine,
+            "engine": "+".join(filter(None, (fault.engine, fault.beside))),
             "settings": "" if explore is not None else fault.served,
             "explore": explore,
             "environment": " ".join(f"{key}={one}" for key, one in fault.environment.items()),
@@ -94,7 +94,7 @@ class Trials:
             return self.known[run]
         if time.monotonic() >= self.ends:
             return None
-        engine = self.out / "engines" / current_thread().name / _folder(fault.engine)
+        engine = self.out / "engines" / current_thread().name / fault.source
         shutil.rmtree(engine, ignore_errors=True)
         try:
             plant(fault if planted else None, self.sources / engine.name, engine)
@@ -151,7 +151,7 @@ class Trials:
 
     def folder(self, fault: Fault, name: str) -> Path:
         """Return where a run leaves its files."""
-        return self.out / re.sub(r"[^\w.+-]+", "-", f"{name}-{fault.engine}-{fault.served}")
+        return self.out / re.sub(r"[^\w.+-]+", "-", f"{name}-{fault.source}-{fault.served}")
 
     def run(self, fault: Fault, out: Path, words: Sequence[str]) -> tuple[int | None, str]:
         """Run a command of paritybit; return its exit code, None if it hangs, and its output."""
@@ -228,10 +228,6 @@ def differs(fault: Fault, outcome: FaultRun, control: FaultRun) -> bool:
     return False
 
 
-def _folder(engine: str) -> str:
-    return engine.replace("==", "-")
-
-
 def chosen(tables: Sequence[Path], only: str | None) -> list[Fault]:
     """Return the faults of tables, or those named. Raises SystemExit for an unknown name."""
     faults = [fault for table in tables for fault in read(table)]
@@ -277,7 +273,7 @@ def main() -> int:
     """Plant the faults asked for, and return the exit code."""
     asked = options()
     faults = chosen([FOLDER / f"{name}.toml" for name in asked.tables], asked.only)
-    here = [fault for fault in faults if (fetch.folder() / _folder(fault.engine)).is_dir()]
+    here = [fault for fault in faults if (fetch.folder() / fault.source).is_dir()]
     faults = fastest_first(here, read_record(RECORD))
     known = read_record(asked.record)
     out = (asked.out or Path(tempfile.mkdtemp(prefix="planted-"))).resolve()
