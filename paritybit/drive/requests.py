@@ -567,13 +567,17 @@ def _like(first: Planned, one: Planned) -> Planned:
 def _growing(draw: Draw) -> Iterator[Planned]:
     """Fill the pool, mostly by short prompts, and let the answers outgrow it.
 
-    Some prompts have several chunks, and may be interrupted anywhere in a page.
+    Some prompts have several chunks, and may be interrupted anywhere in a page. Some of these
+    repeat one token, so what is left of them is a prefix of another one.
     """
     chance, limits = draw.chance, draw.limits
     for index in range(2 * limits.rows):
         lengths = (limits.stretch, 3 * limits.stretch) if index % 4 == 3 else (1, limits.stretch)
         tokens = chance.randint(limits.pool // 16, limits.pool // 4)
-        yield draw.alone(index, chance.randint(*lengths), tokens, index // 4)
+        length = chance.randint(*lengths)
+        one = draw.alone(index, length, tokens, index // 4)
+        same = (draw.part("one token", 1),) * length
+        yield replace(one, prompt=same) if index % 8 == 7 else one
 
 
 def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:

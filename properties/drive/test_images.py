@@ -1,6 +1,6 @@
 """Images of requests: what stands for them in a prompt, and their positions."""
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import torch
 
@@ -15,7 +15,7 @@ from paritybit.drive.operating.images import (
     with_images,
 )
 from paritybit.drive.requests import waves
-from paritybit.drive.script import Part
+from paritybit.drive.script import Part, Planned, Wave
 from properties.drive.toy import LIMITS
 
 PROMPT = (Part("a", 2), image("b", 4), image("c", 3), Part("d", 1))
@@ -52,3 +52,13 @@ def test_half_of_the_single_turns_have_images_and_some_share_them() -> None:
     assert not any(
         [*images_of(one.prompt)] for wave in given for one in wave.requests if one.name in turns
     )
+
+
+def test_a_text_that_comes_again_has_other_images_of_the_same_lengths() -> None:
+    (wave,) = with_images(3, [Wave(tuple(Planned(f"{n}", PROMPT[:1], 1) for n in range(20)))])
+    pictured = [[*images_of(one.prompt)] for one in wave.requests]
+    pictured = [parts for parts in pictured if parts]
+    for one, other in pairwise(pictured):
+        assert [(at, part.length) for at, part in one] == [(at, part.length) for at, part in other]
+        assert all(part != twin for (_, part), (_, twin) in zip(one, other, strict=True))
+    assert pictured[0] == pictured[2]

@@ -260,9 +260,9 @@ def test_a_job_that_the_engine_waits_for_is_done_with_all_before_it() -> None:
     assert handler.copied == [0, 1, 2]
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize(("share", "groups"), [(0.0, 1), (1.0, 1), (1.0, 2)])
 def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
-    monkeypatch: pytest.MonkeyPatch, share: float
+    monkeypatch: pytest.MonkeyPatch, share: float, groups: int
 ) -> None:
     class Connector:
         connector_worker = SimpleNamespace(_load_jobs={3: "a", 4: "b"})
@@ -276,7 +276,7 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
         def __init__(self) -> None:
             self.copied, self._transfer_events = list[int](), dict[int, Any]()
 
-        def transfer_async(self, number: int) -> None:
+        def transfer_async(self, number: int, *_: object) -> None:
             self.copied.append(number)
 
         def get_finished(self) -> list[Any]:
@@ -296,15 +296,19 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
     monkeypatch.setattr(host.LateHandler, "failing", False)
     late = host.LateHandler(Handler(), host.HANDLERS[1])
     host.fail_loads()
-    found, failed = set[str](), set[str]()
+    found, failed, blocks = set[str](), set[str](), set[int]()
     for number in (3, 4):
-        late.transfer_async(number)
+        device = SimpleNamespace(group_sizes=[2] + [0] * (groups - 1), block_ids=[number, 9])
+        late.transfer_async(number, None, device)
     for _ in range(3 * host.LATEST):
         results: Any = Connector().get_transfer_results()
         found |= results.finished_recving
         failed |= results.failed_recving
+        blocks |= Connector().get_block_ids_with_load_errors()  # type: ignore[attr-defined]
     assert found == {"a", "b"}
-    assert failed == ({"a", "b"} if share else set())
+    by_block = share > 0 and groups == 1
+    assert failed == (set() if not share else {"b"} if by_block else {"a", "b"})
+    assert blocks == ({3, 9} if by_block else set())
     assert not host.failed
 
 

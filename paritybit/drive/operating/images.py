@@ -25,15 +25,23 @@ PICTURED, MOST_IMAGES = 1 / 2, 2
 
 
 def with_images(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
-    """Add images to some requests of single turns, before or after the first text."""
+    """Add images to some requests of single turns, before or after the first text.
+
+    A text that comes again in a wave has other images of the same lengths in the same places.
+    """
     chance = random.Random(f"images {seed}")
     for wave in given:
         goes_on, requests = {one.follows for one in wave.requests}, list[Planned]()
+        shown = dict[tuple[Part, ...], tuple[int, list[int]]]()
         for one in wave.requests:
             count = chance.choice((1, 1, MOST_IMAGES)) * (chance.random() < PICTURED)
             numbers = chance.choices(range(2 * len(LENGTHS)), k=count)
-            images = [image(f"image {seed} {n}", LENGTHS[n % len(LENGTHS)]) for n in numbers]
             at, alone = chance.randint(0, 1), one.follows is None and one.name not in goes_on
+            if alone and numbers:
+                at, numbers = shown.get(one.prompt, (at, numbers))
+                others = [(n + len(LENGTHS)) % (2 * len(LENGTHS)) for n in numbers]
+                shown[one.prompt] = at, others
+            images = [image(f"image {seed} {n}", LENGTHS[n % len(LENGTHS)]) for n in numbers]
             prompt = (*one.prompt[:at], *images, *one.prompt[at:]) if alone else one.prompt
             requests.append(replace(one, prompt=prompt))
         yield replace(wave, requests=tuple(requests))

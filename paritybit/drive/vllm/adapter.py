@@ -109,7 +109,7 @@ TABLE = Table(
             PICTURES,
             [
                 *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
-                *("window of two blocks", *NAMED, *QUANTISED),
+                *("window of two blocks", *MOVING[1:], *QUANTISED),
             ],
         ),
         (

@@ -43,8 +43,8 @@ class OnDevice(Tensor):
 FAILING = 0.25
 """The share of loads that fail, if any do."""
 
-failed = set[int]()
-"""The numbers of the loads that have failed."""
+failed = dict[int, list[int]]()
+"""The blocks of the loads that have failed, by the number of the load."""
 
 
 class LateHandler:
@@ -86,7 +86,10 @@ class LateHandler:
         job = self.waiting.pop(0)
         if self.failing and self.fails and CHANCE.random() < FAILING:
             results: Any = importlib.import_module("vllm.v1.kv_offload.base")
-            failed.add(job[0])
+            device, number = job[2], job[0]
+            # The engine maps blocks to requests if it has one KV group.
+            by_block = len(device.group_sizes) == 1 and number % 2
+            failed[number] = list(device.block_ids) if by_block else []
             self.handler._transfer_events.pop(job[0])
             self.over.append(results.TransferResult(job[0], success=True))
         else:
@@ -95,19 +98,29 @@ class LateHandler:
 
 
 def fail_loads() -> None:
-    """Let some loads fail. The engine's connector reports them as other connectors do."""
+    """Let some loads fail. The engine's connector reports them as other connectors do.
+
+    That is by request, and where the engine can tell whose blocks they are, often by block.
+    """
     LateHandler.failing = True
     module: Any = importlib.import_module(OFFLOADING)
-    results = module.OffloadingConnector.get_transfer_results
+    kind, blocks = module.OffloadingConnector, set[int]()
+    results = kind.get_transfer_results
 
     def reported(one: Any, *given: Any) -> Any:
         jobs = dict(one.connector_worker._load_jobs)
         found = results(one, *given)
-        found.failed_recving |= {jobs[number] for number in failed & jobs.keys()}
+        found.failed_recving |= {jobs[n] for n in failed.keys() & jobs.keys() if not failed[n]}
+        blocks.update(*failed.values())
         failed.clear()
         return found
 
-    module.OffloadingConnector.get_transfer_results = reported
+    def with_errors(one: Any) -> set[int]:
+        found = {*blocks}
+        blocks.clear()
+        return found
+
+    kind.get_transfer_results, kind.get_block_ids_with_load_errors = reported, with_errors
 
 
 class CopyStream(CpuStream):

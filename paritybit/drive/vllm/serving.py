@@ -230,7 +230,7 @@ class Vllm(Engine):
             if output.finished:
                 reason = {"length": NUMBER, "stop": made.stop_reason or END_OF_TEXT}
                 answer.reason = reason.get(made.finish_reason, made.finish_reason)
-                answer.aborted |= made.finish_reason == "error" and self.served.failing
+                answer.aborted |= made.finish_reason == "error" and self.served.fails
                 self._end(name)
 
     def _end(self, name: str) -> None:

@@ -140,12 +140,13 @@ class VllmServed(Common):
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
     With `offload`, KV is also kept on the host, with `simple` by the simple connector, and with
-    `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`.
-    See CONNECTORS. With `files`, prompts are kept in files, and with `cached` in LMCache, for a
-    model without windows. With `apart`, an engine in another process computes the prompts, and some
-    transfers also fail with `failing`. With an `interleave`, SPLIT ranks share the context of each
-    request, so many tokens at a time, by FlashAttention. KV is `quantised` as KV_DTYPES says.
-    With `images`, which Qwen2-VL alone has, some prompts have images.
+    `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`,
+    and with `several` for odd seeds. See CONNECTORS. With `files`, prompts are kept in files, and
+    with `cached` in LMCache, for a model without windows. With `apart`, an engine in another
+    process computes the prompts, and some transfers also fail with `failing`. With an `interleave`,
+    SPLIT ranks share the context of each request, so many tokens at a time, by FlashAttention. KV
+    is `quantised` as KV_DTYPES says. With `images`, which Qwen2-VL alone has, some prompts have
+    images.
     """
 
     ACTIONS: ClassVar = ("flush", "weights", "sleep", "adapters", "pause", "retract", "preempt")
@@ -180,8 +181,8 @@ class VllmServed(Common):
         given = super().requests()
         given = with_moves(self.seed, given, self.limits()) if self.offload else given
         given = with_adapters(self.seed, given, self.adapters)
-        given = with_each(given, self.startable)
         given = with_images(self.seed, given) if self.images else given
+        given = with_each(given, self.startable)
         keeps = self.offload or self.files or self.cached
         # The names of files leave out salts and adapters. Rows with adapters show it.
         spaces = not (self.files or self.cached) or self.adapters
@@ -211,6 +212,11 @@ class VllmServed(Common):
     @override
     def moves(self) -> bool:
         return self.offload or self.apart
+
+    @property
+    def fails(self) -> bool:
+        """Whether some loads or transfers fail."""
+        return self.failing or (self.several and self.seed % 2 == 1)
 
     @property
     def forced(self) -> bool:
@@ -246,8 +252,8 @@ class VllmServed(Common):
             own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.interleave:  # Ranks share the context of a head that each of them has.
             own |= {"num_key_value_heads": 1, "num_global_key_value_heads": 1}
-        if self.full or self.cached:
-            own["layer_types"] = ["full_attention"] * len(model.config["layer_types"])
+        if (self.full or self.cached) and windows:
+            own["layer_types"] = ["full_attention"] * len(model.kinds)
         return replace(model, config={**model.config, **own})
 
     @property
@@ -267,19 +273,22 @@ class VllmServed(Common):
         full = len(kinds) - sliding + (self.speculative == "eagle")
         size = min(full, sliding or full)
         windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)
-        return -(-full // size) * POOL // self.page_size + windows
+        # The connector for files cannot resume a request that was preempted after its prompt.
+        pool = ROWS * CONTEXT if self.files and self.images else POOL
+        return -(-full // size) * pool // self.page_size + windows
 
     @property
     def connector(self) -> Mapping[str, object]:
         """The engine's settings for KV on the host."""
         size = (TIGHT if self.tight else HOST) * self.blocks * self.page_size
+        policy = {"kv_load_failure_policy": "recompute" if self.seed % 3 else "fail"}
         if self.quantised is not None:
             size = int(size * KV_DTYPES[self.quantised][1])
         found = [
             {
                 "kv_connector": name,
                 "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute" if self.seed % 3 else "fail",
+                **policy,
                 "kv_connector_extra_config": {
                     "cpu_bytes_to_use": size,
                     **{key: one for key, (bit, one) in more.items() if self.seed & bit},
@@ -291,11 +300,11 @@ class VllmServed(Common):
             return found[self.simple]
         config = {"connectors": found[::-1] if self.seed & 8 else found}
         several = {"kv_connector": "MultiConnector", "kv_connector_extra_config": config}
-        return {**several, "kv_role": "kv_both"}
+        return {**several, **policy, "kv_role": "kv_both"}
 
     def chunks(self, folder: Path) -> Mapping[str, object]:
         """Return the settings of LMCache, with so little memory that it also needs files."""
-        tokens, layers = 2 * self.page_size, len(self.shape.config["layer_types"])
+        tokens, layers = 2 * self.page_size, len(self.shape.kinds)
         found: dict[str, object] = {
             "chunk_size": tokens,
             "max_local_cpu_size": CHUNKS * tokens * layers * HOST / 2**30,

@@ -357,8 +357,8 @@ def install_in_engine(served: VllmServed) -> None:
     CHANCE.seed(served.seed)
     put(AFTER if served.device == "cpu" else ())
     if served.apart:
-        apart.connect(failing=served.failing)
-    elif served.failing:
+        apart.connect(failing=served.fails)
+    elif served.fails:
         fail_loads()
     if served.cached:
         cache_here()
