@@ -51,6 +51,8 @@ class Process:
     waves: list[Entry] = field(default_factory=list)
     first: int | None = None
     """The forward of its first finding."""
+    waits: Entry = field(default_factory=dict)
+    """The forward in which it waits, and its line, if it has not gone on."""
     touched: dict[object, dict[str, "Order"]] = field(default_factory=dict)
     """When each cause had its first finding, by request, slot and forward."""
 
@@ -95,13 +97,15 @@ class Tally:
                 self._scope(entry.get("settings"))
             case "stand_in":
                 self.stand_ins.setdefault(str(entry.get("what")), str(entry.get("why")))
+            case "waits":
+                mine.waits = entry if entry.get("forward") else {}
             case "script":
                 mine.script, mine.waves = entry, []
             case "wave" if len(mine.waves) <= MOST_WAVES:
                 mine.waves.append(entry)
             case "kernels":
-                for name, ran in values_of(entry.get("ran"), bool).items():
-                    self.kernels[name] = ran or self.kernels.get(name, False)
+                ran, before = values_of(entry.get("ran"), bool), self.kernels
+                before |= {name: one or before.get(name, False) for name, one in ran.items()}
             case "end" if mine.started is not None:
                 mine.started = msgspec.structs.replace(mine.started, ended=True)
         if entry["kind"] == "digests":

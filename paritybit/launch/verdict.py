@@ -148,6 +148,10 @@ def rank_questions(outcome: ConfigOutcome) -> Iterator[str]:
     for name in absent(ranks):
         yield f"rank {name} was never watched"
     yield from (f"rank {name} died before the other ranks ended" for name in tally.died)
+    for one in tally.processes.values():
+        if one.waits and one.started is not None and one.started.rank not in tally.died:
+            at = f" at {one.waits['line']}" if one.waits.get("line") else ""
+            yield f"rank {one.started.rank} waits in forward {one.waits['forward']}{at}"
     if outcome.short:
         return
     for name, sentence in NEEDED.items():

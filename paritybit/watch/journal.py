@@ -10,6 +10,7 @@
 | `stand_in` | what was replaced in the engine, why |
 | `script` | settings with which paritybit serves the engine |
 | `wave` | wave: the requests that paritybit serves next |
+| `waits` | forward, line: where a rank waits; none of them if it has gone on |
 | `digests` | given: a list per forward, as `Digests.end` makes it |
 | `kernels` | ran: whether each function for Triton ran, by module and name |
 | `end` | |
@@ -36,7 +37,7 @@ from paritybit.watch.stacks import excerpt
 
 KINDS = (
     *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),
-    *("kernels", "digests", "end"),
+    *("kernels", "waits", "digests", "end"),
 )
 
 MOST_ALIKE = 20

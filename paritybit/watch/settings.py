@@ -20,6 +20,7 @@ RANKS_DISAGREE = "ranks disagree"
 
 AGREEING: Mapping[str, Sequence[str]] = {
     "tp": ("rows", "lengths", "slots", "tokens", "positions", "lists", "bucket"),
+    "cp": ("rows", "lengths", "slots", "tokens", "positions", "lists", "bucket"),
     "pp": ("rows", "lengths", "positions"),
     "dcp": ("rows", "lengths", "tokens", "positions", "bucket"),
 }

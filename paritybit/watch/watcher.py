@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import get_ident
 from types import MappingProxyType
 from typing import Any
 
@@ -58,6 +59,7 @@ from paritybit.watch.origins import Origins
 from paritybit.watch.replays.replaying import BEFORE, Replaying, WatchedForward
 from paritybit.watch.settings import Settings
 from paritybit.watch.stacks import Stack
+from paritybit.watch.waits import Waits
 
 ROW = "wrong row"
 """The check of the values that an engine uses for rows."""
@@ -123,6 +125,10 @@ class Watcher(Replaying):
         )
         self.digests = digests_of(journal, rank, settings)
         journal.watchers[self] = None
+        self.thread, self.waits = get_ident(), False
+        """The thread of the current forward, and whether the journal says that it waits."""
+        if rank:
+            Waits(self).start()
 
     def __del__(self) -> None:
         """Judge what was only noted so far. While Python ends, torch would abort."""
@@ -203,6 +209,7 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
+        self.thread = get_ident()
         self.lines.begin(forward.kind)
         for base in forward.bases:
             learned = partial(self.lines.of, base.kind or LISTS, base.name)
@@ -466,6 +473,12 @@ class Watcher(Replaying):
         self.judge_inputs("batch", given)
         self.relayed.add(forward.model, ids, unknown)
 
+    def go_on(self) -> None:
+        """Tell the journal that the current forward waits no longer."""
+        if self.waits:
+            self.waits = False
+            self.journal.write("waits")
+
     @guarded
     def end(self, until: str = "") -> None:
         """End the forward. Judges the slots that it changed, and records its writes.
@@ -475,6 +488,7 @@ class Watcher(Replaying):
         begin before may neither write what it reads nor use what it writes, unless they wait.
         """
         self.lines.done()
+        self.go_on()
         now, self.now = self.now, None
         if now is None:
             return
@@ -538,6 +552,7 @@ class Watcher(Replaying):
     def abandon(self) -> None:
         """Record that the forward raised an error. The content of its slots is then unknown."""
         self.lines.done()
+        self.go_on()
         now, self.now, self.rerun = self.now, None, None
         self.loading.clear()
         self.careful = max(1, self.careful)

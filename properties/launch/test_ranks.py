@@ -249,6 +249,19 @@ def test_a_rank_of_an_earlier_engine_has_not_died() -> None:
     assert lives.died(tally) == ("tp 0",)
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_a_rank_that_waits_in_a_forward_is_named(
+    watch: Watch, script: Script, tmp_path: Path, on: bool
+) -> None:
+    waits = "journal.write('waits', forward=6, line='engine/run.py:7 in run')"
+    waits += "; journal.write('waits')" * on
+    ranks = RANKS.replace("        time.sleep(seconds)\n", f"        {waits}\n", 1)
+    done = watch("--", *script(f"{ranks}rank(0); rank(1); wait()"))
+    named = "rank tp 1 waits in forward 6 at engine/run.py:7 in run"
+    assert done.returncode == (OK if on else CANNOT_RUN), done.stderr
+    assert (named in record(tmp_path)["undecided"]) is not on
+
+
 def test_a_rank_whose_death_ends_the_others_at_once_is_named(
     watch: Watch, script: Script, tmp_path: Path
 ) -> None:
