@@ -527,8 +527,9 @@ def _twice(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
 def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
     """Request texts in another order, whole or in part, and some twice at once.
 
-    Some end like their second request, of which a cache may have evicted the end alone. Some go on
-    for long, so that others are retracted, and some are aborted soon.
+    Some end like their second request, of which a cache may have evicted the end alone, and some
+    with another text, which has other KV there than at the beginning. Some go on for long, so that
+    others are retracted, and some are aborted soon.
     """
     chance, limits, arrival = draw.chance, draw.limits, 0
     for index in chance.sample(range(len(texts)), len(texts)):
@@ -538,7 +539,8 @@ def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
             less = chance.choice((0, 0, 1, limits.page, chance.randrange(text.length)))
             shared = replace(text, length=max(1, text.length - less))
             new = draw.part(place, chance.randint(1, limits.window))
-            own = chance.choice(((), (), (new,), (new,), (draw.part(f"second.{index:03}", 1),)))
+            ends = (new,), (texts[index - 1],), (draw.part(f"second.{index:03}", 1),)
+            own = chance.choice(((), (), *ends))
             tokens = chance.choice((1, 2, 2, 3, 3, 3, limits.window, 4 * limits.window))
             aborted = arrival + chance.randint(0, 8) if chance.random() < ABORTED else None
             yield replace(draw.made(place, (shared, *own), tokens, arrival), aborted=aborted)
@@ -584,15 +586,16 @@ def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
     """Request texts RETURNS times, in part and then whole, faster than the engine serves them.
 
     The pool is full, so what ends is evicted at once, and comes back from elsewhere, the whole
-    behind the part, which may be next to be evicted. Many end with their last page, and some of
-    these go on. Many are aborted: while they wait, while their KV comes, or while the last of it is
-    stored.
+    behind the part, which may be next to be evicted. Some part from their text where a page ends.
+    Many end with their last page, and some of these go on. Many are aborted: while they wait, while
+    their KV comes, or while the last of it is stored.
     """
     chance, limits, arrival = draw.chance, draw.limits, 0
     for turn in range(RETURNS):
         for index in chance.sample(range(len(texts)), len(texts)):
             arrival += chance.choice((0, 0, 1, 2))
-            text, less = texts[index], chance.choice((0, 0, 1, limits.page))
+            text = texts[index]
+            less = chance.choice((0, 1, text.length % limits.page, limits.page))
             parts = chance.choice(((less,), (text.length // 2, less)))
             for twin, part in enumerate(parts):
                 place = f"{turn}.{index:03}.{twin}"

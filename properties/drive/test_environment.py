@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paritybit.drive import adapters as environment
 from paritybit.drive.configs import LackingError
 from paritybit.drive.sglang import adapter as of_sglang
 from paritybit.drive.sglang.settings import (
+    BACKUP,
     GRAPHS,
     SLIDING_DRAFTS,
     SglangServed,
@@ -107,6 +109,17 @@ def test_only_the_engine_for_prefill_caches_what_both_keep_in_files(
     assert ("--disaggregation-decode-enable-offload-kvcache" in words) == decodes
     assert ("--enable-hierarchical-cache" in words) != decodes
     assert words[words.index("--hicache-storage-backend") + 1] == "file"
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_every_second_engine_for_decode_keeps_retracted_requests_in_tensors(
+    tmp_path: Path, seed: int
+) -> None:
+    served = SglangServed(apart=True, seed=seed)
+    for role, known in product(("prefill", "decode"), (NEW, NEW | {f"--{BACKUP}"})):
+        words = served.words(known, tmp_path, tmp_path, role)
+        kept = f"--{BACKUP}" in known and role == "decode" and seed == 5
+        assert ("cpu_tensor" in words) == kept
 
 
 @pytest.mark.parametrize(

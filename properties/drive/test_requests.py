@@ -323,9 +323,10 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
                 whole = text == texts[text.text]
                 found |= {"aborted" if one.aborted is not None else (whole, bool(own))}
                 found |= {"at once"} if before == (text, one.arrives) else set()
+                found |= {"another text"} if {*own} & {*texts.values()} else set()
                 before = text, one.arrives
         next(given)
-    assert found == {"aborted", "at once", *product((False, True), repeat=2)}
+    assert found == {"aborted", "at once", "another text", *product((False, True), repeat=2)}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -334,6 +335,9 @@ def test_answers_outgrow_the_pool_of_an_engine_for_decode(seed: int) -> None:
     sizes = [one.length + one.tokens for one in next(iter(served.requests())).requests]
     limits = served.limits()
     assert max(sizes) < limits.pool < sum(sizes[: limits.rows])
+    same = [{*one.prompt} for one in next(iter(served.requests())).requests if len(one.prompt) > 1]
+    assert len(same) == 2
+    assert same[0] == same[1]
 
 
 def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -> None:
@@ -349,6 +353,7 @@ def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -
         for one in firsts:
             turns[one.name.rpartition(".")[0]].append(one)
             found["full"] += (one.length + one.tokens) % limits.page == 0
+            found["page"] += one.prompt[0].length % limits.page == 0 and len(one.prompt) > 1
             found["aborted"] += one.aborted is not None
         found["firsts"] += len(firsts)
         found["next"] += len(moving.requests) - len(firsts)
@@ -361,6 +366,7 @@ def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -
         assert sum(one.length for one in firsts) > 2 * limits.pool > 8 * last
     for what in ("full", "aborted", "next", "whole"):
         assert found[what] > found["firsts"] / 8, what
+    assert found["page"] > found["firsts"] / 16
 
 
 @pytest.mark.parametrize("name", ENGINES)

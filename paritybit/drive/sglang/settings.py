@@ -92,6 +92,9 @@ APART: Options = {
 }
 """Options of both engines for prefill and for decode."""
 
+BACKUP = "disaggregation-decode-retraction-backup"
+"""The option that says where an engine for decode keeps KV of requests that it retracts."""
+
 SPECULATION = ("eagle", "standalone")
 """Kinds of draft models: a layer over the hidden states of the target, or a second such model."""
 
@@ -262,6 +265,10 @@ class SglangServed(Common):
             **self._host_cache(role),
             **self._ranks(),
             **(APART if self.apart else {}),
+            # Every second row keeps retracted requests in tensors, in place of a pool.
+            BACKUP: "cpu_tensor"
+            if role == "decode" and self.seed % 2 and f"--{BACKUP}" in known
+            else None,
         }
         words = list[str]()
         for name, value in options.items():

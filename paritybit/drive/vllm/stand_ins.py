@@ -215,8 +215,9 @@ def _stand_in_for_flash_attention() -> None:
     parts.is_flash_attn_varlen_func_available = lambda: True
     parts.get_flash_attn_version = lambda **named: 3
     importlib.import_module(FLASH)
-    ranks: Any = importlib.import_module(FLASH_RANKS)
-    ranks._CORRECT_ATTN_CP_OUT_KERNEL = whole(corrected)
+    if importlib.util.find_spec(FLASH_RANKS) is not None:
+        ranks: Any = importlib.import_module(FLASH_RANKS)
+        ranks._CORRECT_ATTN_CP_OUT_KERNEL = whole(corrected)
 
 
 @AFTER.add("collectives of several ranks: those of a CPU, also in graphs", "they need a GPU")
