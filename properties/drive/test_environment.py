@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,6 +22,7 @@ from paritybit.drive.sglang.settings import (
     SglangServed,
 )
 from paritybit.engines import fetch
+from properties.support.places import ROOT
 
 OLD = frozenset(
     {
@@ -154,3 +157,41 @@ def test_drafts_need_a_draft_model_and_a_release_that_supports_them(tmp_path: Pa
     assert draft_of(slides.words(NEW, tmp_path, package))["architectures"] == ["GptOssForCausalLM"]
     with pytest.raises(LackingError, match="no draft models with sliding windows"):
         slides.words(NEW, tmp_path, older)
+
+
+WITH_CUDA = """
+import torch
+
+torch.version.cuda = "13.0"
+torch._C._cuda_getDeviceCount = lambda: 1
+torch._C._get_accelerator = torch._C._accelerator_getAccelerator = lambda *_: torch.device("cuda")
+assert torch.get_device_module() is torch.cuda and torch.cuda.is_available()
+
+from paritybit.drive.stand_ins.installing import StandIn, hide_cuda, install
+
+
+def check():
+    try:
+        torch.cuda.current_device()
+    except AssertionError as error:
+        print(error)
+    print(torch.get_device_module().__name__, torch.accelerator.current_accelerator())
+    print(torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda)
+    print(repr(hide_cuda()))
+
+
+install("cpu", [StandIn("a check", "it is the engine's first", check)], [])
+"""
+"""A build of torch that has CUDA, and an engine that asks for devices while it is imported."""
+
+
+def test_on_a_cpu_an_engine_finds_no_cuda_whatever_the_build_of_torch() -> None:
+    """A fork of a process that has asked for a GPU cannot ask again. So no engine asks."""
+    words = [sys.executable, "-c", WITH_CUDA]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        "Torch not compiled with CUDA enabled",
+        "torch.cpu None",
+        "False 0 None",
+        "''",
+    ], done.stderr

@@ -70,6 +70,29 @@ SPOILED = StandIn(
 )
 
 
+def hide_cuda() -> str | None:
+    """Let torch answer as a build without CUDA. Returns "" if it is one.
+
+    The answers include devices, streams, memory, and where to find NCCL.
+    """
+    held: Any = torch
+    if not hasattr(held._C, "_cuda_getDeviceCount"):
+        return ""
+    del held._C._cuda_getDeviceCount  # Without it, torch initialises no CUDA.
+    held.version.cuda = None
+    held._C._get_accelerator = lambda *_: torch.device("cpu")
+    held._C._accelerator_getAccelerator = lambda *_: None
+    held.get_device_module.cache_clear()
+    return None
+
+
+WITHOUT_CUDA = StandIn(
+    "torch's CUDA: none, as in its build for a CPU",
+    "an engine would initialise it, which fails in a fork and without a GPU",
+    hide_cuda,
+)
+
+
 DECAYS = {"A": (-0.1, -0.02), "A_log": (-4.0, -2.0)}
 """Parameters by which a state forgets, and values with which it remembers many tokens."""
 
@@ -106,7 +129,9 @@ def install(device: str, anywhere: Sequence[StandIn], on_a_cpu: Sequence[StandIn
     if device == "cpu":
         torch.set_num_threads(1)  # Tiny tensors: more threads only wait for one another.
         look_for_races()
-    put((*anywhere, *((SPOILED, *on_a_cpu) if device == "cpu" else ())))
+        put((WITHOUT_CUDA, *anywhere, SPOILED, *on_a_cpu))
+    else:
+        put(anywhere)
 
 
 def put(stand_ins: Sequence[StandIn]) -> None:
