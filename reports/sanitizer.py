@@ -124,6 +124,7 @@ def cause_of(group: CauseGroup, anchor: str, engine: str) -> Failure:
     line = next(filter(None, map(source_of, group.findings)), None)
     at = f", at {line[0]}:{line[1]}" if line else ""
     short = [("found", named(first)), ("where", f"{', '.join(where(first))}{at}")]
+    short += about[-1:] if group.known is None and first.case is not None else []
     return Failure(
         name=group.name,
         count="; ".join(filter(None, (group.count, group.followed))),

@@ -73,6 +73,7 @@ def variables(
     own["PYTHONPATH"] = os.pathsep.join(path)
     own["PYTHONPYCACHEPREFIX"] = str(fetch.dependencies_folder() / "pycache")
     own["PYTHONUNBUFFERED"] = "1"
+    own.setdefault("PYTHONHASHSEED", "0")  # Sets of texts have the same order in a replay.
     if device == "cpu":
         own["TRITON_INTERPRET"] = "1"
         own["CUDA_VISIBLE_DEVICES"] = ""  # If it is not set, vLLM drops Triton without a GPU.

@@ -4,6 +4,7 @@ A case contains no command, and does not determine which engine runs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from paritybit.launch.words import all_causes
 class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
     """A finding, and the script that reproduces it.
 
-    `forward` and `rank` are where it first occurred.
+    `forward` and `rank` are where it first occurred. `again` is that of `RecordedFinding`.
     """
 
     engine: str
@@ -32,6 +33,7 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
     text: str
     forward: int | None
     rank: str = ""
+    again: bool | None = None
     version: Literal[3] = 3
 
     def __post_init__(self) -> None:
@@ -46,8 +48,12 @@ class WatchCase(File, frozen=True, tag="paritybit-watch-case"):
         yield self
 
 
-def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str, WatchCase]:
-    """Return the cases for the findings of a record, by file name.
+def cases_of(
+    record: WatchRecord,
+    outcomes: Iterable[ConfigOutcome],
+    again: Mapping[str, bool] = MappingProxyType({}),
+) -> dict[str, WatchCase]:
+    """Return the cases for the findings of a record, by file name. `again` has that of their keys.
 
     Findings of the same check and cause share the first one's. A user's command has none.
     """
@@ -68,6 +74,7 @@ def cases_of(record: WatchRecord, outcomes: Iterable[ConfigOutcome]) -> dict[str
             text=finding.text,
             forward=finding.forward,
             rank=finding.rank,
+            again=again.get(finding.key),
         )
         for number, (finding, script) in enumerate(found, 1)
         if script is not None
@@ -80,8 +87,10 @@ def case_key(finding: RecordedFinding) -> tuple[str, str]:
 
 
 def with_cases(record: WatchRecord, cases: Mapping[str, WatchCase]) -> WatchRecord:
-    """Return a record whose findings name their cases."""
-    names = {case.key: name for name, case in cases.items()}
+    """Return a record whose findings name their cases, and say what a replay of these showed."""
+    names = {case.key: (name, case.again) for name, case in cases.items()}
     of = {case_key(one): names[one.key] for one in record.findings if one.key in names}
-    findings = tuple(replace(one, case=of.get(case_key(one))) for one in record.findings)
+    none = None, None
+    given = ((one, *of.get(case_key(one), none)) for one in record.findings)
+    findings = tuple(replace(one, case=name, again=again) for one, name, again in given)
     return replace(record, findings=findings)

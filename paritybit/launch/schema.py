@@ -72,6 +72,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     - `after`: the cause of an earlier finding about the same request, slot or forward.
     - `changes`: the changes of the engine's source without which it does not appear.
     - `case`: the file name of its case.
+    - `again`: whether a replay of the case showed the finding again, or None without one.
     - `known`: the public thread about a known finding.
     """
 
@@ -96,6 +97,7 @@ class RecordedFinding(msgspec.Struct, frozen=True):
     after: str | None = None
     changes: tuple[EngineChange, ...] = ()
     case: str | None = None
+    again: bool | None = None
     known: str | None = None
     rank: str = ""
     ranks: tuple[str, ...] = ()

@@ -5,6 +5,12 @@ from dataclasses import dataclass, replace
 
 from paritybit.launch.schema import Cause, RecordedFinding, Who
 
+AGAIN: Mapping[bool | None, str] = {
+    True: "its case shows the finding again",
+    False: "its case did not show the finding again, which needs more than these requests",
+    None: "its case was not replayed in this run",
+}
+
 
 def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each line about a finding."""
@@ -27,6 +33,8 @@ def lines_of(finding: RecordedFinding) -> Iterator[tuple[str, str]]:
         yield "changed", f"{changed}; undone, the finding does not appear"
     if finding.known is not None:
         yield "known", finding.known
+    elif finding.case is not None:
+        yield "replayed", AGAIN[finding.again]
 
 
 def named(finding: RecordedFinding) -> str:

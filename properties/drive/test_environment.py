@@ -89,6 +89,7 @@ def test_a_process_finds_the_engine_and_keeps_what_it_compiles(
     folders = [str(one.source), str(tmp_path / "dependencies"), "/own"]
     assert found["PYTHONPATH"].split(":")[1:] == folders
     assert found["TRITON_INTERPRET"] == "1"
+    assert found["PYTHONHASHSEED"] == "0"  # Else, a set of texts has another order in a replay.
     assert "TRITON_INTERPRET" not in environment.variables(one, "cuda", inherited)
 
 

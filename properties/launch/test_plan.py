@@ -59,7 +59,11 @@ journal.write("script", settings=SERVED["settings"])
 journal.write("wave", wave=SERVED["waves"][0])
 """
 TOY += """
-journal = engine([STRAY] if config in os.environ.get("BROKEN", "") else ())
+broken = config in os.environ.get("BROKEN", "")
+if broken and (once := os.environ.get("ONCE")):
+    broken = not Path(once).exists()
+    Path(once).touch()
+journal = engine([STRAY] if broken else ())
 print("served", config)
 if config in os.environ.get("COMPARED", ""):
     journal.count(**{"tried: company (gemma4)": 1})
@@ -104,7 +108,7 @@ def paritybit(
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str, **environment: str) -> int:
-        for name in ("BROKEN", "STOPPED", "FAILED", "LACKING", "COMPARED"):
+        for name in ("BROKEN", "STOPPED", "FAILED", "LACKING", "COMPARED", "ONCE"):
             monkeypatch.setenv(name, environment.get(name, ""))
         return main(words)
 
@@ -161,14 +165,38 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
     replay = ("replay", str(case), "--engine", "sglang==0.5.11")
     assert paritybit(*replay, BROKEN="decode graphs") == FINDING
     assert "finding: the finding appeared in forward 4" in capsys.readouterr().out
-    assert paritybit(*replay) == OK
+    assert paritybit("replay", str(case), "--engine", "sglang==0.5.12") == OK
     assert ".json: no finding\n" in capsys.readouterr().out
     folder = ("replay", str(case.parent), str(case), "--engine", "sglang==0.5.11")
     assert paritybit(*folder, BROKEN="decode graphs") == FINDING
     assert "2 cases: 2 finding, 0 no finding, 0 no verdict" in capsys.readouterr().out
-    assert paritybit(*folder) == OK
     assert paritybit("replay", str(case)) == MALFORMED
     assert "name the engine with --engine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("release", "where"), [("11", "on the release where"), ("12", "right after")]
+)
+def test_a_run_states_that_its_case_does_not_show_the_finding_again(
+    release: str, where: str, paritybit: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then no replay without it, on this release or another one, shows a fix."""
+    assert paritybit(*WATCH, BROKEN="decode graphs", ONCE=str(Path("once").resolve())) == FINDING
+    assert "replayed its case did not show the finding again" in capsys.readouterr().out
+    assert [one["again"] for one in record()["findings"]] == [False]
+    (case,) = (RUN / "cases").iterdir()
+    replay = ("replay", str(case), "--engine", f"sglang==0.5.{release}")
+    assert paritybit(*replay) == CANNOT_RUN
+    assert f"the case did not show it {where}" in capsys.readouterr().out
+
+
+def test_a_case_that_shows_its_finding_again_shows_a_fix_on_other_releases_alone(
+    paritybit: Run, case: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [one["again"] for one in record()["findings"]] == [True]
+    assert paritybit("replay", str(case), "--engine", "sglang==0.5.12") == OK
+    assert paritybit("replay", str(case), "--engine", "sglang==0.5.11") == CANNOT_RUN
+    assert "on the release where it was recorded" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -185,7 +213,7 @@ def test_other_findings_than_the_recorded_one_leave_no_verdict(
 ) -> None:
     """So `git bisect` skips the commit. A known one is not counted."""
     edit(case, "key", value="leak | swa | other")
-    replay = ("replay", str(case), "--engine", "sglang==0.5.11")
+    replay = ("replay", str(case), "--engine", "sglang==0.5.12")
     assert paritybit(*replay, BROKEN="decode graphs") == CANNOT_RUN
     said = capsys.readouterr().out
     assert "no verdict: not the recorded finding, but 1 other finding, such as stray write" in said
@@ -196,9 +224,10 @@ def test_other_findings_than_the_recorded_one_leave_no_verdict(
 
 def keep_known(*findings: dict[str, str]) -> None:
     """List known findings in the folder of the engine."""
-    folder = Path("sglang==0.5.11")
-    folder.mkdir()
-    Path(listed(folder, *findings)).rename(folder / KNOWN_FINDINGS)
+    for release in ("sglang==0.5.11", "sglang==0.5.12"):
+        folder = Path(release)
+        folder.mkdir()
+        Path(listed(folder, *findings)).rename(folder / KNOWN_FINDINGS)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def finish(run: "WatchRun") -> int:
         stated = replace(options, engine=options.engine and for_record(options.engine))
         given = interrupted, run.not_run, run.pairs, run.changes
         record = records.make(stated, run.outcomes, *given)
-        found = cases.cases_of(record, run.outcomes)
+        found = cases.cases_of(record, run.outcomes, run.again)
         record = cases.with_cases(record, found)
         report = report_of(record)
         errors = list(write_all(run, record, found, report, prefix_of(options.engine)))

@@ -16,17 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paritybit.harness.cli.watch.display import Display
 from paritybit.harness.cli.watch.plan import workers_of
 
 from paritybit.drive.adapters import Adapter, Environment
 from paritybit.engines import fetch
 from paritybit.engines.fetch import EngineFolder
 from paritybit.engines.hunks import Hunk, hunks_of, linked_copy, undo
-from paritybit.launch import record as records
-from paritybit.launch.case import WatchCase, cases_of, with_cases
+from paritybit.launch.case import WatchCase
 from paritybit.launch.schema import EngineChange
-from paritybit.launch.words import causes_of, plural
+from paritybit.launch.words import plural
 
 if TYPE_CHECKING:
     from paritybit.harness.cli.watch.run import WatchRun
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
 LEAST = 120.0
 """Seconds for all findings, if less is left of the budget of a run."""
 
-MOST_CAUSES, MOST_HUNKS = 3, 3
-"""The most causes whose changes are looked for, and the most changes that are reported for one."""
+MOST_HUNKS = 3
+"""The most changes that are reported for a cause."""
 
 Undone = tuple[Hunk, ...]
 """The changes that are undone in a copy of an engine."""
@@ -70,20 +68,10 @@ class Copies:
 
         Returns None if the engine did not end by itself, or ran fewer forward passes than before.
         """
-        seconds = self.deadline - time.monotonic()
-        if seconds <= 0 or self.run.stops.received is not None:
-            return None
-        display = Display()
-        display.console.quiet = True
-        options = replace(self.run.options, checks=case.checks, every=case.every, overhead=0.0)
-        folder = self.scratch / "runs"
-        trial = replace(
-            self.run, folder=folder, display=display, options=options, outcomes=[], not_run={}
-        )
         engine = replace(self.engine, source=self.made.get(undone, self.engine.source))
-        outcome = trial.play(case, self.adapter, engine, seconds)
-        if case.key in outcome.tally.findings:
-            return True
+        outcome = self.run.trial(case, self.adapter, engine, self.deadline - time.monotonic())
+        if outcome is None or case.key in outcome.tally.findings:
+            return None if outcome is None else True
         whole = outcome.tally.count("forwards") >= (case.forward or 0)
         return False if outcome.code == 0 and not outcome.stopped and whole else None
 
@@ -139,11 +127,8 @@ def isolate(
 
     Shows which findings were tried without a result.
     """
-    record = records.make(run.options, run.outcomes)
-    cases = cases_of(record, run.outcomes)
-    findings = [root.findings[0] for root in causes_of(with_cases(record, cases).findings)]
-    names = [one.case for one in findings if one.known is None and one.case is not None]
-    hunks = tuple(hunks_of(engine.source / adapter.package.name, base.package)) if names else ()
+    cases = {name: one for name, one in run.worst().items() if run.again.get(one.key, True)}
+    hunks = tuple(hunks_of(engine.source / adapter.package.name, base.package)) if cases else ()
     if not hunks:
         return {}
     number = plural(len(hunks), "change")
@@ -152,11 +137,11 @@ def isolate(
     needed = dict[str, tuple[EngineChange, ...]]()
     with tempfile.TemporaryDirectory(prefix="paritybit-") as scratch:
         copies = Copies(run, adapter, engine, deadline, Path(scratch).resolve())
-        for name in names[:MOST_CAUSES]:
-            changes = isolated(cases[name], [*seen[-1:], hunks], copies.show)
+        for name, case in cases.items():
+            changes = isolated(case, [*seen[-1:], hunks], copies.show)
             if 0 < len(changes) <= MOST_HUNKS:
                 seen.append(changes)
-                needed[cases[name].key] = tuple(
+                needed[case.key] = tuple(
                     EngineChange(one.source, one.function, base.name) for one in changes
                 )
             else:

@@ -49,7 +49,7 @@ def replay_watched(
             with heard_by(stops.hear):
                 outcome = run.play(case, adapter, engine, LONGEST)
             if stops.received is None or case.key in outcome.tally.findings:
-                text, code = judge(case, outcome, known)
+                text, code = judge(case, outcome, known, spec)
                 display.put(f"{name}: {text}", style="bold")
                 if code == CANNOT_RUN and outcome.code and outcome.log is not None:
                     show_log((folder / outcome.log).read_text("utf-8", "replace"), display)
@@ -92,8 +92,11 @@ def require_here(case: WatchCase, name: str, spec: str | None) -> Common:
     return served
 
 
-def judge(case: WatchCase, outcome: ConfigOutcome, known: Known) -> tuple[str, int]:
-    """Return the result of a case, and its exit code."""
+def judge(case: WatchCase, outcome: ConfigOutcome, known: Known, spec: str) -> tuple[str, int]:
+    """Return the result of a case on an engine, and its exit code.
+
+    A case that shows its finding not even where it was recorded does not show that it is fixed.
+    """
     found = outcome.tally.findings
     if case.key in found:
         before = "" if case.forward is None else f", recorded in forward {case.forward}"
@@ -107,4 +110,9 @@ def judge(case: WatchCase, outcome: ConfigOutcome, known: Known) -> tuple[str, i
         return f"no verdict: not the recorded finding, but {which}", CANNOT_RUN
     for reason in open_questions([replace(outcome, log=None)]):
         return f"no verdict: {reason}", CANNOT_RUN
-    return "no finding", OK
+    here = spec == case.engine and "==" in spec
+    if not here and case.again is not False:
+        return "no finding", OK
+    when = "on the release where it was recorded" if here else "right after its run either"
+    text = f"no verdict: no finding, but the case did not show it {when}, so it proves no fix"
+    return text, CANNOT_RUN

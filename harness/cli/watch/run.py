@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
@@ -43,7 +43,8 @@ from paritybit.engines import fetch
 from paritybit.engines.fetch import EngineFolder, with_version
 from paritybit.engines.hunks import nearest
 from paritybit.inject import environment_with, prepare
-from paritybit.launch.case import WatchCase
+from paritybit.launch import record as records
+from paritybit.launch.case import WatchCase, cases_of, with_cases
 from paritybit.launch.command import Running
 from paritybit.launch.follow import Follower, StopLimits, Stops
 from paritybit.launch.journals import Journals
@@ -51,7 +52,7 @@ from paritybit.launch.record import WatchOptions, check_names
 from paritybit.launch.schema import EngineChange, RecordedFinding
 from paritybit.launch.tally import Tally
 from paritybit.launch.verdict import ConfigOutcome
-from paritybit.launch.words import plural
+from paritybit.launch.words import causes_of, plural
 from paritybit.watch.settings import Settings
 
 COMMAND = "command"
@@ -71,6 +72,9 @@ ONLY_ENGINE = ("base", "model", "device", "seed", "seconds", "settings", "keep_g
 SECONDS = 300
 """The default budget of a run with --engine in seconds, with the starts of the engine."""
 
+MOST_CAUSES = 3
+"""The most causes whose cases are replayed, and whose changes of the engine are looked for."""
+
 AFTER_FINDING = 5.0
 """Seconds that a run continues after the first finding. Later findings may show its effects."""
 
@@ -81,8 +85,8 @@ class WatchRun:
 
     `outcomes` has the configurations that ended, and `not_run` why others did not run. `pairs` are
     the pairs of settings that the covering array has. `found` is whether an unknown finding was
-    shown. `changes` are those of the engine that findings need, by their keys. `key` is that of
-    `Settings`.
+    shown. `again` has whether a replay showed a finding, and `changes` those of the engine that
+    findings need, by the keys of findings. `key` is that of `Settings`.
     """
 
     folder: Path
@@ -94,6 +98,7 @@ class WatchRun:
     not_run: dict[str, str] = field(default_factory=dict)
     pairs: frozenset[SettingPair] = frozenset()
     found: bool = False
+    again: dict[str, bool] = field(default_factory=dict)
     changes: Mapping[str, tuple[EngineChange, ...]] = field(default_factory=dict)
     key: str = field(default_factory=secrets.token_hex, repr=False)
 
@@ -139,13 +144,45 @@ class WatchRun:
         return outcome
 
     def play(
-        self, case: WatchCase, adapter: Adapter, engine: Environment, seconds: float
+        self,
+        case: WatchCase,
+        adapter: Adapter,
+        engine: Environment,
+        seconds: float,
+        warm: Warm | None = None,
     ) -> ConfigOutcome:
         """Serve an engine the script of a case until its finding appears, or the script ends."""
         job = Job(case.script.settings, case.script.waves)
         words, variables = command(adapter, engine, job, self.imports)
         limits = StopLimits(seconds, after_finding=0.0, sought=case.key)
-        return self.watch(Config(case.config), words, variables, limits)
+        return self.watch(Config(case.config), words, variables, limits, warm)
+
+    def trial(
+        self,
+        case: WatchCase,
+        adapter: Adapter,
+        engine: Environment,
+        seconds: float,
+        warm: Warm | None = None,
+    ) -> ConfigOutcome | None:
+        """Play a case without showing it on the terminal. Returns None without time for it."""
+        if seconds <= 0 or self.stops.received is not None:
+            return None
+        display = Display()
+        display.console.quiet = True
+        options = replace(self.options, checks=case.checks, every=case.every, overhead=0.0)
+        own = replace(self, folder=self.imports, display=display, options=options)
+        own = replace(own, outcomes=[], not_run={})
+        return own.play(case, adapter, engine, seconds, warm)
+
+    def worst(self) -> dict[str, WatchCase]:
+        """Return the cases of the worst findings that are not known, by name."""
+        record = records.make(self.options, self.outcomes)
+        cases = cases_of(record, self.outcomes)
+        roots = causes_of(with_cases(record, cases).findings)
+        found = (root.findings[0] for root in roots)
+        names = [one.case for one in found if one.known is None and one.case is not None]
+        return {name: cases[name] for name in names[:MOST_CAUSES]}
 
     def followed(
         self, running: Running, config: Config, out: Path, limits: StopLimits
@@ -271,12 +308,29 @@ class ConfigServer:
         run.display.put(f"watch {self.engine.name} on {device}: {number}, {seconds:.0f} s")
         for lacking in self.table.lacks:
             run.display.put(f"not served with these ranks: {lacking}")
-        with ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(self.work, run, plan, device) for _ in range(workers)]:
+        with ExitStack() as stack, ThreadPoolExecutor(workers) as pool:
+            scratches = (tempfile.mkdtemp(dir=run.imports) for _ in range(workers))
+            warms = [stack.enter_context(warm(Path(one), device)) for one in scratches]
+            for done in [pool.submit(self.work, run, plan, one) for one in warms]:
+                done.result()
+            found = [*run.worst().values()] if run.found else []
+            shares = [(found[number::workers], one) for number, one in enumerate(warms)]
+            for done in [pool.submit(self.replay, run, plan.ends, *share) for share in shares]:
                 done.result()
         run.not_run |= {config.name: OVER for config in plan.left if config.name not in run.not_run}
         order = [config.name for config in self.configs]
         run.outcomes.sort(key=lambda outcome: order.index(outcome.name))
+
+    def replay(
+        self, run: WatchRun, until: float, cases: Sequence[WatchCase], importers: Warm | None
+    ) -> None:
+        """Note which of some cases show their findings again, for as many as there is time."""
+        for case in cases:
+            left = until - time.time()
+            outcome = run.trial(case, self.adapter, self.engine, left, importers)
+            shown = outcome is not None and case.key in outcome.tally.findings
+            if outcome is not None and (shown or not outcome.stopped):
+                run.again[case.key] = shown
 
     def isolate(self, run: WatchRun, seconds: float) -> None:
         """Look for the changes of the engine that findings need, unless the run was interrupted.
@@ -295,20 +349,18 @@ class ConfigServer:
         except OSError as error:  # The findings are reported all the same.
             run.display.put(f"the change that causes it was not found: {error}")
 
-    def work(self, run: WatchRun, plan: Plan, device: str) -> None:
+    def work(self, run: WatchRun, plan: Plan, importers: Warm | None) -> None:
         """Serve configurations, one after another, in forks of a process of this thread's own.
 
         Unless the run keeps going, they end AFTER_FINDING seconds after the first finding.
         """
         after = None if run.options.keep_going else AFTER_FINDING
-        scratch = tempfile.mkdtemp(dir=run.imports, prefix="paritybit-")
-        with warm(Path(scratch), device) as importers:
-            while (why := reason_to_skip(run)) is None:
-                turn = plan.next()
-                if turn is None:
-                    return
-                limits = StopLimits(None, after, known=run.options.known, found=self.found)
-                plan.start = self.serve_config(run, turn, limits, importers)
+        while (why := reason_to_skip(run)) is None:
+            turn = plan.next()
+            if turn is None:
+                return
+            limits = StopLimits(None, after, known=run.options.known, found=self.found)
+            plan.start = self.serve_config(run, turn, limits, importers)
         run.not_run |= {config.name: why for config in plan.left}
 
     def serve_config(

@@ -60,7 +60,7 @@ class Shrinking:
                 continue
             # `replay` runs all checks of the case again.
             if ended or mine is case or self.shows(case, found, 0.0) is not None:
-                return structs.replace(case, script=found, forward=None)
+                return structs.replace(case, script=found, forward=None, again=True)
         return None
 
     def simplest(self, case: WatchCase, deadline: float) -> Script | None:
