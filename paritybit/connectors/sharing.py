@@ -1,6 +1,8 @@
-"""Which positions of a request a rank stores, if several ranks share its context."""
+"""Which positions of a request a rank stores, or computes, if several ranks share them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +49,38 @@ class Share:
 
 WHOLE = Share()
 """The share of the only rank."""
+
+
+def mirrored(
+    spans: Sequence[tuple[int, int]], ranks: int
+) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
+    """Return the two parts of each prompt that each rank computes, each with its first and end.
+
+    `spans` have the numbers of cached and of computed positions. Of two parts per rank, a rank has
+    one, and the one that is as far from the end. Earlier parts may be longer by one.
+    """
+    edges = [
+        [cached + computed // parts * n + min(n, computed % parts) for n in range(parts + 1)]
+        for parts in (2 * ranks,)
+        for cached, computed in spans
+    ]
+    return [
+        ([(at[one], at[one + 1]) for at in edges], [(at[-2 - one], at[-1 - one]) for at in edges])
+        for one in range(ranks)
+    ]
+
+
+def tokens_of(
+    spans: Sequence[tuple[int, int]], parts: Sequence[Sequence[tuple[int, int]]]
+) -> list[int]:
+    """Return the places in a batch of the positions in parts of all prompts, part by part."""
+    starts = [0, *accumulate(computed for _, computed in spans)]
+    return [
+        start + position - cached
+        for part in parts
+        for start, (cached, _), edges in zip(starts, spans, part, strict=False)
+        for position in range(*edges)
+    ]
 
 
 def parted(

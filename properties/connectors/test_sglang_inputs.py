@@ -1,6 +1,7 @@
 """What sglang's kernels and its sampler get for each row is what the requests imply."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,86 @@ def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths:
         meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
         given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
         assert stale(list(metadata_of(given, mode, chain(2), rows_of((3, 1)), graph=True))) == found
+
+
+SPANS = (2, 5), (0, 8)
+"""Two prompts, the first after two cached tokens. Rank 1 of 2 computes the parts marked below.
+
+    | positions of the first | 2 3 [4] [5] 6     | of the second | 0 1 [2 3 4 5] 6 7 |
+    | places in the batch    | 0 1 [2] [3] 4     |               | 5 6 [7 8 9 10] 11 12 |
+"""
+
+SPLIT: dict[str, Any] = {
+    "split_list": [2, 1, 1, 1, 2, 2, 2, 2],
+    "zigzag_index": [1, 5, 2, 6],
+    "reverse_split_len": [2, 2, 1, 2, 1, 2, 1, 2],
+    "cp_reverse_index": [0, 4, 6, 2, 1, 5, 7, 3],
+    "kv_len_prev_tensor": torch.tensor([5, 4]),
+    "kv_len_next_tensor": torch.tensor([6, 6]),
+    "cu_seqlens_q_prev_tensor": torch.tensor([0, 1, 3]),
+    "cu_seqlens_q_next_tensor": torch.tensor([0, 1, 3]),
+}
+"""What rank 1 of 2 gets for them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("split_list", SPLIT["split_list"], []),
+        ("split_list", [1, 2, *SPLIT["split_list"][2:]], ["zigzag_index"]),
+        ("zigzag_index", [1, 5, 2, 9], ["zigzag_index"]),
+        ("reverse_split_len", [*SPLIT["reverse_split_len"][::-1]], ["cp_reverse_index"]),
+        ("cp_reverse_index", [0, 4, 7, 2, 1, 5, 6, 3], ["cp_reverse_index"]),
+        ("kv_len_next_tensor", torch.tensor([4, 6]), ["kv_len_next_tensor"]),
+        ("cu_seqlens_q_prev_tensor", torch.tensor([0, 2, 3]), ["cu_seqlens_q_prev_tensor"]),
+    ],
+)
+def test_ranks_that_split_prompts_compute_their_parts(
+    name: str, value: Any, found: list[str]
+) -> None:
+    meta = SimpleNamespace(cache_seqlens_int32=torch.tensor([7, 8]))
+    given = backend("FlashAttentionBackend", forward_metadata=meta)
+    facts = given, "extend", SimpleNamespace(), rows_of(*SPANS)
+    split = SimpleNamespace(**{**SPLIT, name: value}), 1, 2
+    inputs = list(metadata_of(*facts, graph=False, parts=split))
+    assert len(inputs) == 7
+    assert stale(inputs) == found
+    other = SimpleNamespace(), 1, 2  # Of another strategy.
+    assert len(list(metadata_of(*facts, graph=False, parts=other))) == 1
+
+
+@pytest.mark.parametrize("padded", [0, 2])
+def test_what_ranks_that_split_prompts_compute_comes_back_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padded: int
+) -> None:
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    engine.ranks, given = {"cp": (1, 2)}, list[RowValues]()
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
+    whole, mine = torch.randn(13, 3), [2, 7, 8, 3, 9, 10]
+    part = torch.cat([whole[mine], torch.zeros(padded, 3)])
+
+    def gather_kv_cache(_: Any, x: Any) -> Any:
+        return whole
+
+    def shard_position_ids(_: Any, x: Any) -> Any:
+        return x[[*mine[:5], 11]]
+
+    def found(hook: Any, function: Any, x: Any) -> list[tuple[str, str | None]]:
+        now: Any = Part(model=Part(drafts=False), rows=rows_of(*SPANS), split=set())
+        now.rows.rows[1] = replace(now.rows.rows[1], request="b")
+        engine.now = now
+        hooked(hook, function, None, x)
+        hooked(hook, function, None, x)  # Once for each forward.
+        (judged,) = given
+        given.clear()
+        wrong = wrong_row.differing(judged).nonzero().flatten().tolist()
+        assert judged.explain is not None
+        return [(judged.requests[at], judged.explain(at)) for at in wrong]
+
+    assert found(engine.rejoins, gather_kv_cache, part) == []
+    assert len(found(engine.rejoins, gather_kv_cache, part.roll(3, 0))) == len(mine)
+    other = "it is that of position 6 of request b"
+    assert found(engine.parts, shard_position_ids, torch.arange(13)) == [("b", other)]
 
 
 @pytest.mark.parametrize(("size", "found"), [(None, ["drafts"]), (3, [])])

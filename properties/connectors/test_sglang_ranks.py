@@ -23,6 +23,8 @@ def test_a_release_has_its_ranks_in_one_object(monkeypatch: pytest.MonkeyPatch) 
     assert rank_of(SimpleNamespace()) == {"tp": (1, 2), "dcp": (1, 2)}
     vars(held).update(attn_tp_rank=1, attn_tp_size=2)
     assert rank_of(SimpleNamespace()) == {"dcp": (1, 2)}
+    vars(held).update(attn_tp_size=1, attn_dcp_size=1, attn_cp_rank=1, attn_cp_size=2)
+    assert rank_of(SimpleNamespace()) == {"cp": (1, 2)}
 
 
 def test_an_older_release_has_a_function_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ def test_attention_alone_is_data_parallel() -> None:
     assert options_of(tp=2, pp=2) == {"tp-size": 4 // 2, "pp-size": 2}
     given = options_of(tp=2, dp=2)
     assert (given["tp-size"], given["dp-size"], given["enable-dp-attention"]) == (4, 2, True)
+    given = options_of(tp=2, split=True)
+    assert (given["tp-size"], given["attn-cp-size"], given["enable-prefill-cp"]) == (2, 2, True)
 
 
 def test_every_second_row_of_a_model_with_experts_gives_each_rank_some_of_them() -> None:

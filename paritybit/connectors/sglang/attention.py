@@ -13,6 +13,7 @@ has its own lists, with a row per branch and one more position than the step bef
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from paritybit.connectors.following import expected, offsets, table_of
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, Rows
-from paritybit.connectors.sharing import Share
+from paritybit.connectors.sharing import Share, mirrored, tokens_of
 from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"
@@ -156,12 +157,19 @@ def tree_of(backend: Any, mode: str) -> bool:
 
 
 def metadata_of(
-    backend: Any, mode: str, batch: Any, found: Rows, graph: bool, drafts: bool = False
+    backend: Any,
+    mode: str,
+    batch: Any,
+    found: Rows,
+    graph: bool,
+    drafts: bool = False,
+    parts: tuple[Any, int, int] = (None, 0, 1),
 ) -> Iterator[StaticInput]:
     """Yield the other metadata of a backend, with the values that the rows imply.
 
     With `graph`, a graph reads it. With `drafts`, it belongs to a draft model, of which only
-    Triton's computation of accepted tokens is supported.
+    Triton's computation of accepted tokens is supported. `parts` are the arguments of
+    `split_metadata` without the spans.
     """
     kind = type(backend).__name__
     judged = MODES if not drafts else EXTENDS if kind == TRITON else ()
@@ -171,12 +179,43 @@ def metadata_of(
     if kind == TRITON:
         held, right = triton_metadata(backend, mode, spans, graph)
     else:
-        tree, held = tree_of(backend, mode), vars(backend.forward_metadata)
+        tree, held = tree_of(backend, mode), {**vars(backend.forward_metadata)}
         right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
+        more_held, more_right = split_metadata(spans, *parts)
+        held, right = {**held, **more_held}, {**right, **more_right}
     for name, values in right.items():
         tensor = held.get(name)
         if isinstance(tensor, Tensor) and len(tensor) >= len(values):
             yield expected(name, tensor, values, size=len(tensor))
+
+
+def split_metadata(
+    spans: Sequence[tuple[int, int]], split: Any, rank: int, ranks: int
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return what says which tokens of prompts a rank computes, and the expected values, by name.
+
+    `zigzag_index` says which parts in `split_list` it computes, in order. `cp_reverse_index` brings
+    the parts of all ranks back in order. There is none unless each rank has two parts.
+    """
+    if maybe(split, "zigzag_index") is None:
+        return {}, {}
+    parts = mirrored(spans, ranks)
+    every = [tokens_of(spans, mine) for mine in parts]
+    gathered, whole = [*chain(*every)], [*range(sum(map(len, every)))]
+    right = {"zigzag_index": every[rank], "cp_reverse_index": whole}
+    lists = (
+        ("zigzag_index", whole, split.split_list),
+        ("cp_reverse_index", gathered, split.reverse_split_len),
+    )
+    held = dict[str, Any]()
+    for name, given, sizes in lists:
+        pieces = [given[first:last] for first, last in pairwise(offsets(sizes))]
+        found = [one for at in getattr(split, name) if at < len(pieces) for one in pieces[at]]
+        held[name] = torch.tensor([*found, *[-1] * (len(right[name]) - len(found))])
+    for name, part in zip(("prev", "next"), parts[rank], strict=True):
+        right[f"kv_len_{name}_tensor"] = [last for _, last in part]
+        right[f"cu_seqlens_q_{name}_tensor"] = offsets(last - first for first, last in part)
+    return {**vars(split), **held}, right
 
 
 def spans_of(batch: Any, mode: str, found: Rows) -> dict[int, tuple[int, int]]:

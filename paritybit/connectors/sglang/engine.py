@@ -34,6 +34,7 @@ from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.ranks import rank_of
+from paritybit.connectors.sharing import mirrored, tokens_of
 from paritybit.watch.facts import PIECES, Base, Forward, Replay, RowValues
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.watcher import Watcher
@@ -64,6 +65,10 @@ class SglangForward:
     replays: int = 0
     pieces: int = 0
     listed: bool = False
+    parts: Any = None
+    """What a runner without a graph has made to split prompts among ranks."""
+    split: set[str] = dataclasses.field(default_factory=set)
+    """The functions whose parts of prompts were judged."""
 
 
 class SglangEngine(Models):
@@ -465,6 +470,7 @@ class SglangEngine(Models):
         with nullcontext() if now is None else self.learning():
             original()
         if now is not None and backend is attention.attending(now.model.runner.attn_backend):
+            now.parts = maybe(batch, "attn_cp_metadata")
             self.judge_lists(now, backend, int(batch.batch_size), graph=False)
 
     def judge_lists(self, now: SglangForward, backend: Any, size: int, graph: bool) -> None:
@@ -480,8 +486,8 @@ class SglangEngine(Models):
                 self.journal.scope(draft_lists_not_watched=str(error))
             else:
                 self.watcher.undecided(f"{error} are not watched")
-        given = backend, mode, now.batch
-        of_rows = functools.partial(attention.metadata_of, *given, graph=graph)
+        given, parts = (backend, mode, now.batch), (now.parts, *self.ranks.get("cp", (0, 1)))
+        of_rows = functools.partial(attention.metadata_of, *given, graph=graph, parts=parts)
         inputs = list(of_rows(now.rows, drafts=now.model.drafts))
         bases = [
             (base, None if other is None else {one.name: one.expected for one in of_rows(other)})
@@ -489,6 +495,31 @@ class SglangEngine(Models):
             for other in [now.rows.of(base.rows)]
         ]
         self.watcher.judge_inputs(type(backend).__name__, implied_by(inputs, bases))
+
+    def parts(self, original: Call, _: Any, whole: Tensor) -> None:
+        """Judge which tokens of prompts this rank gets, if ranks split them."""
+        self.judge_part(original, whole, original())
+
+    def rejoins(self, original: Call, _: Any, part: Tensor) -> None:
+        """Judge whether what this rank computed comes back in its places among all tokens."""
+        self.judge_part(original, original(), part)
+
+    def judge_part(self, call: Call, whole: Tensor, part: Tensor) -> None:
+        """Judge this rank's part of a tensor of all tokens, once per forward and function."""
+        now, name = self.now, call.function.__name__
+        if now is None or now.model.drafts or name in now.split:
+            return
+        now.split.add(name)
+        spans = [(row.cached, row.computed) for row in now.rows.rows]
+        rank, ranks = self.ranks.get("cp", (0, 1))
+        mine = tokens_of(spans, mirrored(spans, ranks)[rank])
+        tokens = [(row, at) for row in now.rows.rows for at in range(row.computed)]
+        if len(tokens) <= len(whole):
+            names = [tokens[at][0].request for at in mine]
+            whose = [f"position {row.cached + at} of request {row.request}" for row, at in tokens]
+            held, known = (row_sums(one.reshape(len(one), -1)) for one in (part, whole))
+            values = handed_on(name, names, held[: len(mine)], mine, known[: len(whose)], whose)
+            self.rows("ranks", values)
 
     def capture(self, original: Call, runner: Any) -> None:
         """Record the static inputs of captured graphs."""

@@ -9,6 +9,7 @@ CACHE = "sglang.srt.mem_cache"
 MANAGERS = "sglang.srt.managers"
 TRANSFERS = "sglang.srt.disaggregation"
 OFFLOADER = "decode_kvcache_offload_manager.DecodeKVCacheOffloadManager"
+SPLIT = "sglang.srt.layers.cp.zigzag.ZigzagCPStrategy"
 POOLS = ("MHATokenToKVPool", "MLATokenToKVPool")
 
 RUNNERS = (
@@ -62,6 +63,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "records": (f"{MANAGERS}.scheduler.Scheduler.process_batch_result",),
     "verifies": (f"{SPECULATIVE}.eagle_utils.eagle_sample",),
     "decodes": (f"{MANAGERS}.schedule_batch.ScheduleBatch.prepare_for_decode",),
+    "parts": tuple(f"{SPLIT}.shard_{name}" for name in ("hidden_states", "position_ids")),
+    "rejoins": tuple(f"{SPLIT}.gather_{name}" for name in ("hidden_states", "kv_cache")),
     "run_batch": (f"{EXECUTOR}.model_runner.ModelRunner._forward_raw",),
     "capture": tuple(f"{path}.capture" for path in RUNNERS),
     "runner": tuple(f"{path}.{name}" for path in RUNNERS for name in ("replay", "execute")),
@@ -142,7 +145,7 @@ APART: dict[str, tuple[str, ...]] = {
 """The functions of transfers between prefill and decode."""
 
 
-OPTIONAL = ("restore", "verifies", "clear_state")
+OPTIONAL = ("restore", "verifies", "clear_state", "parts", "rejoins")
 """The hooks that releases may lack."""
 
 

@@ -41,9 +41,6 @@ UNWATCHED = {
 }
 """The supported values of settings. Other values have no verdict."""
 
-SHARED = {"attn_cp_size": (None, 0, 1)}
-"""The numbers of ranks that each compute a part of a prompt. Which part is known for one alone."""
-
 RANKS = dict.fromkeys(
     ("tp_size", "dp_size", "pp_size", "ep_size", "dcp_size", "attn_cp_size", "moe_dp_size"),
     (None, 0, 1),
@@ -173,11 +170,11 @@ class Models(Allocations):
                 return model.pool
         if maybe(runner.model_config, "attention_chunk_size") is not None:
             raise NotRecognisedError("attention in chunks")
-        for setting in others(runner.server_args, SHARED):
-            raise NotRecognisedError(setting)
         size = runner.sliding_window_size
         share = WHOLE if runner.is_draft_worker else Share(*self.rank().get("dcp", (0, 1)))
-        for setting in others(runner.server_args, {"dcp_size": (None, 0, 1, share.ranks)}):
+        _, split = self.rank().get("cp", (0, 1))
+        known = {"dcp_size": (None, 0, 1, share.ranks), "attn_cp_size": (None, 0, 1, split)}
+        for setting in others(runner.server_args, known):
             raise NotRecognisedError(setting)
         return described(pool, None if size is None else int(size) + 1, prefix, share)
 

@@ -35,13 +35,13 @@ HOST = ("KV on the host", "KV written back", "KV in files")
 
 APART = "prefill and decode apart", "apart with files"
 
-SHARED = "decode context parallelism"
+SHARED, SPLIT = "decode context parallelism", "prefill context parallelism"
 
 STATES = ("states of convolutions", "states of Mamba2", "states of delta nets", SHARED)
 
-OTHER_MODELS = (*STATES, "positions of images", "images", "compressed KV")
+OTHER_MODELS = (*STATES, SPLIT, "positions of images", "images", "compressed KV")
 
-UNTRIED = (*APART, "fp8 KV", "compressed KV", *STATES[1:], "images", "sessions")
+UNTRIED = (*APART, "fp8 KV", "compressed KV", *STATES[1:], SPLIT, "images", "sessions")
 """What is served only by name: it was not yet tried with all others."""
 
 TABLE = Table(
@@ -61,6 +61,7 @@ TABLE = Table(
             "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
             SHARED: {"model": "qwen3_5", "shared": True},
+            SPLIT: {"model": "gpt_oss", "backend": "fa3", "split": True},
         },
         "page size": {
             "page size 1": {},
@@ -105,12 +106,12 @@ TABLE = Table(
         (("few window slots",), ("page size 16", "page size 64")),
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
-        ((*HOST, *APART), (*STATES, "compressed KV")),
+        ((*HOST, *APART), (*STATES, SPLIT, "compressed KV")),
         (APART, (*DRAFTS, "mixed batches", "LoRA adapters", "actions")),
         # An engine for decode writes no windows to files.
         (APART[1:], ("Gemma 4", "attention sinks")),
         (STATES[:1], ("page size 4", "page size 16", "page size 64")),
-        (("sessions",), ("images", *APART, SHARED)),
+        (("sessions",), ("images", *APART, SHARED, SPLIT)),
     ],
     failing=[
         (UNTRIED,),
@@ -122,7 +123,7 @@ TABLE = Table(
         (("priorities",), CHUNKS),
     ],
     devices=dict.fromkeys(UNTRIED, "cpu"),
-    ranked={SHARED: "tp"},
+    ranked={SHARED: "tp", SPLIT: "tp"},
     several={
         "dp": {
             "of these models, only gpt-oss has data-parallel attention": [

@@ -124,8 +124,8 @@ class SglangServed(Common):
     `written_back`, it is written there when it is evicted, and the host has little more room than
     the pool. With `apart`, an engine in another process computes the prompts. With `quantised`, KV
     has floats of eight bits. With `shared`, all ranks share the context of each request. With
-    `sessions`, some conversations are sessions. With `images`, which Qwen2-VL alone has, some
-    prompts have images.
+    `split`, each rank computes a part of each prompt. With `sessions`, some conversations are
+    sessions. With `images`, which Qwen2-VL alone has, some prompts have images.
     """
 
     ACTIONS: ClassVar = tuple(one for one in ACTIONS if one != "sleep")
@@ -154,6 +154,7 @@ class SglangServed(Common):
     apart: bool = False
     quantised: bool = False
     shared: bool = False
+    split: bool = False
     sessions: bool = False
     images: bool = False
 
@@ -344,6 +345,8 @@ class SglangServed(Common):
         options: dict[str, object] = {"pp-size": self.pp, "tp-size": self.tp * self.dp}
         if self.shared:
             options["dcp-size"] = self.tp
+        if self.split:
+            options |= {"attn-cp-size": self.tp, "enable-prefill-cp": True, "cp-strategy": "zigzag"}
         if self.dp == 1:
             return options
         port = 20_000 + os.getpid() % 20_000

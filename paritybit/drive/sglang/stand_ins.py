@@ -215,6 +215,32 @@ def adapted(kernel: Callable[..., None], arithmetic: type[Any]) -> Callable[...,
     return called
 
 
+@ON_A_CPU.add(
+    "the arithmetic of FlashAttention: torch over the tables it is given", "it is made for GPUs"
+)
+def _stand_in_for_flash_attention() -> str | None:
+    backends = "sglang.srt.layers.attention"
+    put_in(f"{backends}.attention_registry", "get_device_capability", lambda *_: (9, 0))
+    return put_in(f"{backends}.flashattention_backend", "flash_attn_with_kvcache", flash)
+
+
+def flash(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    cache_seqlens: Tensor,
+    out: Tensor | None = None,
+    **given: Any,
+) -> Tensor:
+    """Attend as FlashAttention with paged KV."""
+    out = q.new_empty(*q.shape[:2], v_cache.shape[-1]) if out is None else out
+    weights = q.new_empty(q.shape[1], len(q), dtype=torch.float32)
+    given |= {"block_table": page_table, "seqused_k": cache_seqlens}
+    attention.attend_in_parts(q, k_cache, v_cache, out, weights, **given)
+    return out
+
+
 MAMBA = "sglang.srt.layers.attention.mamba"
 CONVOLUTIONS = (
     f"{MAMBA}.causal_conv1d",

@@ -8,7 +8,7 @@ A kernel can read outside of its tensors, where torch would raise. Such reads ar
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from paritybit.engines.graphs import whole
 
 LOWEST = -1e30
 """A score that takes no weight from those of keys that are seen."""
@@ -257,6 +259,69 @@ class UnifiedAttention(PrefillAttention):
             seen = self.seen(positions, len(slots), mask)
             made = self.attend(self.q[new], *self.keys_and_values(slots), seen)
             self.o[new] = made.to(self.o.dtype)
+
+
+@whole
+def attend_in_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    weights: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_size: Sequence[int],
+    block_table: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    **rest: Any,
+) -> None:
+    """Attend to the keys in the block table, or to `k` of the rows themselves.
+
+    A query without a key gets zeros, with the weight 0.
+    """
+    out.zero_()
+    weights.fill_(-math.inf)
+    starts = cu_seqlens_q.long().clamp(0, len(q)).tolist()
+    if block_table is not None:
+        assert seqused_k is not None
+        lengths = seqused_k.long()
+        bounds, slots = listed(block_table, torch.zeros_like(lengths), lengths, k.shape[1])
+    else:
+        assert cu_seqlens_k is not None
+        bounds = cu_seqlens_k.long().clamp(0, len(k))
+        slots = torch.arange(len(k))
+    for row, (first, last) in enumerate(pairwise(starts)):
+        mine = slots[int(bounds[row]) : int(bounds[row + 1])]
+        if last <= first or not len(mine):
+            continue
+        keys, values = (gathered(one, mine) for one in (k, v))
+        place = torch.arange(len(mine) - (last - first), len(mine))[:, None]
+        behind = place - torch.arange(len(mine))
+        seen = (behind >= 0) if causal else torch.ones_like(behind, dtype=torch.bool)
+        if window_size[0] >= 0:
+            seen &= behind <= window_size[0]
+        scores = scores_of(q[first:last], keys, seen, softmax_scale, softcap)
+        weights[:, first:last] = scores.flatten(1, 2).logsumexp(-1).t()
+        made = attend(q[first:last], keys, values, seen, softmax_scale, softcap, sinks)
+        out[first:last] = made.to(out.dtype)
+
+
+def listed(block_table: Tensor, first: Tensor, last: Tensor, page: int) -> tuple[Tensor, Tensor]:
+    """Return bounds [R + 1] and the slots of each row's positions from `first` to `last` - 1.
+
+    Beyond the end of a table's row, where torch would raise, its last entry is used.
+    """
+    counts = (last - first).clamp(min=0)
+    bounds = pad(counts.cumsum(0), (1, 0))
+    row = torch.arange(len(counts)).repeat_interleave(counts)
+    position = torch.arange(len(row)) - bounds[row] + first[row]
+    block = (position // page).clamp(max=block_table.shape[1] - 1)
+    return bounds, block_table[row, block].long() * page + position % page
 
 
 def gathered(buffer: Tensor, slots: Tensor) -> Tensor:

@@ -4,16 +4,18 @@ A cache has shape [blocks, block size, heads, width], and queries [T, heads, wid
 """
 
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paritybit.drive.stand_ins import attention
-from paritybit.drive.stand_ins.attention import DecodeAttention, UnifiedAttention
-from paritybit.engines.graphs import whole
+from paritybit.drive.stand_ins.attention import (
+    DecodeAttention,
+    UnifiedAttention,
+    attend_in_parts,
+    listed,
+)
 
 
 def attend(
@@ -124,55 +126,6 @@ def flash(
     return (out, weights) if return_softmax_lse else out
 
 
-@whole
-def attend_in_parts(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    weights: Tensor,
-    *,
-    cu_seqlens_q: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    window_size: Sequence[int],
-    block_table: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    softcap: float = 0.0,
-    **rest: Any,
-) -> None:
-    """Attend to the keys in the block table, or to `k` of the rows themselves.
-
-    A query without a key gets zeros, with the weight 0.
-    """
-    out.zero_()
-    weights.fill_(-math.inf)
-    starts = cu_seqlens_q.long().clamp(0, len(q)).tolist()
-    if block_table is not None:
-        assert seqused_k is not None
-        lengths = seqused_k.long()
-        bounds, slots = listed(block_table, torch.zeros_like(lengths), lengths, k.shape[1])
-    else:
-        assert cu_seqlens_k is not None
-        bounds = cu_seqlens_k.long().clamp(0, len(k))
-        slots = torch.arange(len(k))
-    for row, (first, last) in enumerate(pairwise(starts)):
-        mine = slots[int(bounds[row]) : int(bounds[row + 1])]
-        if last <= first or not len(mine):
-            continue
-        keys, values = (attention.gathered(one, mine) for one in (k, v))
-        place = torch.arange(len(mine) - (last - first), len(mine))[:, None]
-        behind = place - torch.arange(len(mine))
-        seen = (behind >= 0) if causal else torch.ones_like(behind, dtype=torch.bool)
-        if window_size[0] >= 0:
-            seen &= behind <= window_size[0]
-        scores = attention.scores_of(q[first:last], keys, seen, softmax_scale, softcap)
-        weights[:, first:last] = scores.flatten(1, 2).logsumexp(-1).t()
-        made = attention.attend(q[first:last], keys, values, seen, softmax_scale, softcap)
-        out[first:last] = made.to(out.dtype)
-
-
 def corrected(
     out: Tensor, made: Tensor, weights: Tensor, total: Tensor, rank: int, *rest: Any, **named: Any
 ) -> None:
@@ -184,19 +137,6 @@ def corrected(
     total.copy_(weights.logsumexp(0))
     share = (weights[rank] - total).exp().nan_to_num(0.0)
     made.copy_((out * share[..., None]).masked_fill(share[..., None] == 0, 0.0))
-
-
-def listed(block_table: Tensor, first: Tensor, last: Tensor, page: int) -> tuple[Tensor, Tensor]:
-    """Return bounds [R + 1] and the slots of each row's positions from `first` to `last` - 1.
-
-    Beyond the end of a table's row, where torch would raise, its last entry is used.
-    """
-    counts = (last - first).clamp(min=0)
-    bounds = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    row = torch.arange(len(counts)).repeat_interleave(counts)
-    position = torch.arange(len(row)) - bounds[row] + first[row]
-    block = (position // page).clamp(max=block_table.shape[1] - 1)
-    return bounds, block_table[row, block].long() * page + position % page
 
 
 def store(
