@@ -70,6 +70,31 @@ def mirrored(
     ]
 
 
+Part = tuple[int, int, int]
+"""A row, and the first position and the end of a part of what it computes."""
+
+
+def dealt(
+    spans: Sequence[tuple[int, int]], prompts: Sequence[bool], ranks: int
+) -> list[list[Part]]:
+    """Return the parts of rows that each rank computes: decoding rows first, then `prompts`.
+
+    As `mirrored`, but the last parts of a prompt may be shorter or missing. Decoding rows belong
+    to the ranks in turn.
+    """
+    every, turn = [list[tuple[bool, int, int, int]]() for _ in range(ranks)], 0
+    for row, (cached, computed) in enumerate(spans):
+        if not prompts[row]:
+            every[turn % ranks].append((False, row, cached, cached + computed))
+            turn += 1
+            continue
+        size = -(-computed // (2 * ranks))
+        for number, first in enumerate(range(0, computed, size)):
+            part = True, row, cached + first, cached + min(computed, first + size)
+            every[min(number, 2 * ranks - 1 - number)].append(part)
+    return [[part[1:] for part in sorted(mine)] for mine in every]
+
+
 def tokens_of(
     spans: Sequence[tuple[int, int]], parts: Sequence[Sequence[tuple[int, int]]]
 ) -> list[int]:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,11 @@ import torch
 from paritybit.connectors.sharing import Share
 from paritybit.connectors.vllm.batch import (
     Compressed,
+    SplitBatch,
     VllmBatch,
     bases_of,
     counts_of,
+    split,
     wrong_lengths,
 )
 from paritybit.connectors.vllm.engine import (
@@ -137,10 +140,69 @@ def shared(rank: int) -> tuple[VllmBatch, Forward, VllmPool]:
     return batch, Forward("prefill", rows), pool
 
 
+def halved(rank: int) -> tuple[SplitBatch, Forward, VllmPool]:
+    """Return a rank's batch of a decoding request, a prompt of 5 tokens after 3, and one of 1.
+
+    Rank 0 has the only token of the first and of the last request, and the tokens 3 and 4, and no
+    last part, of the second. Rank 1 has the others.
+    """
+    pool = VllmPool((), 2, ())
+    rows = (
+        Row("a", [*range(6)], 5, 1, {"blocks": pool.of_positions([2, 3, 4])}),
+        Row("b", [*range(8)], 3, 5, {"blocks": pool.of_positions([5, 6, 7, 8])}),
+        Row("c", [9], 0, 1, {"blocks": pool.of_positions([9])[:1]}),
+    )
+    parts = [(0, 5, 6), (1, 3, 5), (2, 0, 1)], [(1, 5, 7), (1, 7, 8)]
+    mine, tables = parts[rank], ([2, 3, 4, 0], [5, 6, 7, 8], [9, 0, 0, 0])
+    slots = [int(one) for row in rows for one in next(iter(row.slots.values()))[row.cached :]]
+    slots = [*slots[:3], slots[6], *slots[3:6], -1]
+    ids = torch.tensor([last for _, first, last in mine for _ in range(first, last)])
+    metadata = Part(
+        block_table=torch.tensor([tables[row] for row, _, _ in mine]),
+        seq_lens=torch.tensor([last for _, _, last in mine]),
+        query_start_loc=torch.tensor([0, *accumulate(last - first for _, first, last in mine)]),
+        slot_mapping=torch.tensor(slots),
+    )
+    positions = torch.tensor([at for _, first, last in mine for at in range(first, last)])
+    given = VllmBatch(ids, positions, (metadata,), (3, 7), (len(mine), len(ids)))
+    prompts = torch.tensor([False, True, True]).numpy()
+    whole = Part(is_prefilling_np=prompts, input_ids=torch.arange(7), positions=torch.arange(7))
+    return split(given, whole, Forward("prefill", rows), rank, 2), Forward("prefill", rows), pool
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_computes_parts_of_prompts_gets_what_they_imply(rank: int) -> None:
+    batch, forward, pool = halved(rank)
+    right = batch.expected(forward)
+    for static in batch.inputs():
+        if static.name in right:
+            assert torch.equal(static.tensor[: static.live], right[static.name]), static.name
+    mine, every = batch.places(forward)
+    assert mine == [[0, 1, 2, 6], [3, 4, 5]][rank]
+    assert every == [("a", 5), *(("b", at) for at in range(3, 8)), ("c", 0)]
+
+    def wrong() -> list[list[str]]:
+        found = list[list[str]]()
+        for given in batch.lists(pool, "blocks", forward):
+            lines = given.entries.view(3, -1).tolist()
+            counts = given.counts.tolist()
+            pairs = zip(forward.rows, lines, counts, strict=True)
+            right = {row.request: row.slots["blocks"].tolist() for row in forward.rows}
+            held = {row.request: [*line[:n], *[-1] * (n - len(line))] for row, line, n in pairs}
+            found.append([name for name in right if held[name] != right[name]])
+        return found
+
+    assert wrong() == [[], []]
+    batch.metadata[0].block_table[1, 0] = 3
+    assert wrong() == [[["b"], ["b"]], [[], ["b"]]][rank]
+    batch.metadata[0].seq_lens[0] += 1
+    assert wrong()[0] == [["a", "b"], ["b"]][rank]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_lists_the_slots_of_its_own_part_of_each_context(rank: int) -> None:
     batch, forward, pool = shared(rank)
-    given = batch.lists(pool, "blocks", forward)
+    (given,) = batch.lists(pool, "blocks", forward)
     assert given.counts.tolist() == [5, 0, 0]
     listed = given.entries[: given.counts[0]].tolist()
     assert listed == [[4, -1, 5, -1, 6], [-1, 4, -1, 5, -1]][rank]
@@ -150,7 +212,7 @@ def test_a_rank_lists_the_slots_of_its_own_part_of_each_context(rank: int) -> No
         if static.name in right and static.name != "positions":
             assert torch.equal(static.tensor[: static.live], right[static.name]), static.name
     batch.metadata[0].dcp_context_kv_lens[:] = torch.tensor([5, 0, 1])  # Of the whole context.
-    assert batch.lists(pool, "blocks", forward).counts.tolist() == [9 + rank, 0, 1 + rank]
+    assert batch.lists(pool, "blocks", forward)[0].counts.tolist() == [9 + rank, 0, 1 + rank]
     ((base, implied),) = wrong_lengths(batch, forward)
     assert implied is not None
     assert base.rows is not None

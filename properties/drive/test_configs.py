@@ -20,10 +20,12 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cuda"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
-    ("vllm", "cpu"): {"alone", "backend", "files", "cached", "apart", "quantised", "images"},
+    ("vllm", "cpu"): {
+        *("alone", "backend", "files", "cached", "apart", "quantised", "images", "split"),
+    },
     ("vllm", "cuda"): {
         *("alone", "simple", "several", "failing", "files", "cached", "apart", "quantised"),
-        "images",
+        *("images", "split"),
     },
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""

@@ -378,6 +378,13 @@ def test_a_hit_ends_inside_of_a_block_if_there_are_states(tmp_path: Path) -> Non
     assert served.arguments(tmp_path)["prefix_match_unit"] == 16
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_tensor_parallel_ranks_may_split_prompts_instead(tmp_path: Path, split: bool) -> None:
+    given = VllmServed(model="deepseek_v2", runner=2, tp=2, split=split).arguments(tmp_path)
+    sizes = given["tensor_parallel_size"], given.get("prefill_context_parallel_size", 1)
+    assert sizes == ((1, 2) if split else (2, 1))
+
+
 @pytest.mark.parametrize("model", ["gemma4", "lfm2"])
 def test_data_parallel_ranks_have_experts_in_common(model: str) -> None:
     config = VllmServed(model=model, dp=2).shape.config

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, implied_by, offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.sharing import WHOLE, Share
+from paritybit.connectors.sharing import WHOLE, Part, Share, dealt
 from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.connectors.vllm.requests import Request, padded
 from paritybit.watch.bits import Checksums, on_host
@@ -33,28 +33,29 @@ class VllmBatch:
     padded: tuple[int, int]
     share: Share = WHOLE
 
-    def lists(self, pool: VllmPool, group: str, forward: Forward) -> IndexList:
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """Return the ids and the positions of the tokens of all requests."""
+        return self.ids, self.positions
+
+    def lists(self, pool: VllmPool, group: str, forward: Forward) -> list[IndexList]:
         """Return the block tables of all groups, concatenated by row, with padded rows last.
 
         If ranks share contexts, it has the slot of each cached position in place of blocks, or -1.
         """
         rows = self.live[0]
         if self.share.ranks > 1:
-            return self.shared_list(group, pool.page, forward)
+            return [self.shared_list(group, pool.page, forward)]
         tables = [one.block_table for one in self.metadata]
         lines = [*(table[:rows] for table in tables), *(table[rows:] for table in tables)]
         lengths = [one.seq_lens[: len(one.block_table)] for one in self.metadata]
         counts = torch.cat([*(n[:rows] for n in lengths), *(n[rows:] for n in lengths)])
         widths = torch.tensor([line.shape[1] for line in lines for _ in range(len(line))])
-        return IndexList(
-            "block_table",
-            group,
+        entries, pages = (
             torch.cat([line.flatten() for line in lines]),
-            widths.cumsum(0) - widths,
             -(-counts.long() // pool.page),
-            exact=False,
-            page=pool.page,
         )
+        given = entries, widths.cumsum(0) - widths, pages
+        return [IndexList("block_table", group, *given, exact=False, page=pool.page)]
 
     def shared_list(self, group: str, page: int, forward: Forward) -> IndexList:
         """Return the slots of the cached positions of the only group, by row."""
@@ -70,7 +71,8 @@ class VllmBatch:
 
     def by_row(self, names: Sequence[str], counts: Mapping[str, int]) -> dict[str, list[int]]:
         """Return the token ids that the model gets for each request, in order."""
-        parts = self.ids[: self.live[1]].split([counts[name] for name in names])
+        sizes = [counts[name] for name in names]
+        parts = self.tokens()[0][: sum(sizes)].split(sizes)
         return {name: part.tolist() for name, part in zip(names, parts, strict=True)}
 
     def inputs(self) -> list[StaticInput]:
@@ -138,6 +140,94 @@ class VllmBatch:
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts).clamp(min=-1)
         return found
+
+
+@dataclass(frozen=True)
+class SplitBatch(VllmBatch):
+    """The inputs of a rank that computes `parts` of the rows of a `whole` batch.
+
+    `every` has the parts of all ranks. The KV of all parts is written in each rank.
+    """
+
+    whole: Any = None
+    parts: Sequence[Part] = ()
+    every: Sequence[Sequence[Part]] = ()
+
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """Return the ids and the positions of the tokens of all requests."""
+        return self.whole.input_ids, self.whole.positions
+
+    def expected_positions(self, forward: Forward) -> Tensor:
+        """Return the positions of the tokens of this rank, int64 [tokens]."""
+        return torch.cat([torch.arange(first, last) for _, first, last in self.parts])
+
+    def expected(self, forward: Forward) -> dict[str, Tensor]:
+        """Return the values of inputs that the parts imply, by name."""
+        slots = [next(iter(row.slots.values())) for row in forward.rows]
+        gathered = [
+            torch.cat([*(slots[row][first:last] for row, first, last in parts), slots[0][:0]])
+            for parts in self.every
+        ]
+        starts = offsets(last - first for _, first, last in self.parts)
+        size = len(self.metadata[0].slot_mapping) // len(self.every)
+        return {
+            "positions": self.expected_positions(forward),
+            "seq_lens 0": torch.tensor([last for _, _, last in self.parts]),
+            "query_start_loc 0": torch.tensor(starts),
+            "slot_mapping 0": torch.cat([padded(one, size, -1) for one in gathered]),
+        }
+
+    def places(self, forward: Forward) -> tuple[list[int], list[tuple[str, int]]]:
+        """Return the places of this rank's tokens among all, and whose all are."""
+        rows, starts = forward.rows, offsets(row.computed for row in forward.rows)
+        places = [
+            starts[row] + position - rows[row].cached
+            for row, first, last in self.parts
+            for position in range(first, last)
+        ]
+        return places, [
+            (row.request, row.cached + at) for row in rows for at in range(row.computed)
+        ]
+
+    def inputs(self) -> list[StaticInput]:
+        """Return the inputs of the model and of the attention kernels."""
+        found = super().inputs()
+        for one in found:
+            one.live = one.size if one.writes else one.live
+        return found
+
+    def lists(self, pool: VllmPool, group: str, forward: Forward) -> list[IndexList]:
+        """Return the slots of all positions of each row: those that its first or last part reads.
+
+        The others, which this rank does not read, have their right slots.
+        """
+        (one,), rows = self.metadata, forward.rows
+        ends = torch.tensor([row.cached + row.computed for row in rows])
+        width = int(ends.max())
+        right = torch.stack([padded(row.slots[group], width, -1) for row in rows])
+        lengths, table = on_host([one.seq_lens.long(), one.block_table.long()])
+        positions, found = torch.arange(width), list[IndexList]()
+        for numbers in (range(len(self.parts))[::-1], range(len(self.parts))):
+            entries, counts = right.clone(), ends.clone()
+            for at in numbers:  # The first part of a row comes last, or its last one.
+                row, _, last = self.parts[at]
+                listed = WHOLE.slots(table[at], positions, pool.page)
+                entries[row] = listed.where(positions < last, right[row])
+                counts[row] = ends[row] + lengths[at] - last
+            starts = torch.arange(len(rows)) * width
+            given = entries.flatten(), starts, counts
+            found.append(IndexList("block_table", group, *given, exact=False))
+        return found
+
+
+def split(batch: VllmBatch, whole: Any, forward: Forward, rank: int, ranks: int) -> SplitBatch:
+    """Return the batch of a rank of some that split the prompts of a `whole` batch."""
+    spans = [(row.cached, row.computed) for row in forward.rows]
+    every = dealt(spans, whole.is_prefilling_np.tolist(), ranks)
+    mine = every[rank] or [(0, 0, 0)]
+    live = len(mine), sum(last - first for _, first, last in mine)
+    given = batch.ids, batch.positions, batch.metadata, live, batch.padded
+    return SplitBatch(*given, whole=whole, parts=mine, every=every)
 
 
 class Compressed:

@@ -22,6 +22,7 @@ from paritybit.connectors.following import (
     whole,
 )
 from paritybit.connectors.hooking import Call, maybe
+from paritybit.connectors.sampling import HIDDEN, handed_on, row_sums
 from paritybit.connectors.sharing import Share, parted
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
@@ -51,11 +52,8 @@ SCOPE = {
 PREPARED = "input_batch", "slot_mappings", "kv_cache_config"
 """Arguments from which the newer runner's attention metadata is built."""
 
-ALONE = ("prefill_context_parallel_size",)
-"""Numbers of ranks that must be 1."""
-
-AXES = "dp", "pp", "tp"
-"""The kinds of ranks."""
+AXES = {"dp": "_DP", "pp": "_PP", "cp": "_PCP", "tp": "_TP"}
+"""The kinds of ranks, and the names of their groups."""
 
 STORES = "it stores KV in files"
 """Why a forward with the connector FILED may run only once."""
@@ -114,6 +112,9 @@ class VllmEngine(JudgedRows):
     """The engine in this process, whose model `runner` runs."""
 
     package = "vllm"
+    places: tuple[list[int], list[tuple[str, int]]] | None = None
+    """Where this rank's tokens are in the last batch, and the request and the position of each of
+    all tokens, if ranks split it."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -172,7 +173,7 @@ class VllmEngine(JudgedRows):
 
         Data-parallel ranks of a dense model are engines of their own, so their number is 0.
         """
-        groups = ((name, maybe(sys.modules.get(RANKS), f"_{name.upper()}")) for name in AXES)
+        groups = ((name, maybe(sys.modules.get(RANKS), group)) for name, group in AXES.items())
         found = {name: (one.rank_in_group, one.world_size) for name, one in groups if one}
         found = {name: one for name, one in found.items() if one[1] > 1}
         shared = maybe(sys.modules.get(RANKS), "_DCP")
@@ -187,14 +188,13 @@ class VllmEngine(JudgedRows):
         if self.pool is None:
             return None
         config = runner.vllm_config
-        ranks = config.parallel_config
-        unknown = [f"{name} > 1" for name in ALONE if getattr(ranks, name, 1) != 1]
-        unknown += unjudged(config, self.pool.draft is not None)
+        unknown = [*unjudged(config, self.pool.draft is not None)]
         unknown += unfollowed(config.kv_transfer_config)
         if "pp" in self.rank() and config.speculative_config is not None:
             unknown.append("speculation with pipeline parallelism")
-        if "dcp" in self.rank():
+        if split := {"dcp", "cp"} & {*self.rank()}:
             others = {
+                "decode context parallelism": len(split) > 1,
                 "speculation": config.speculative_config,
                 "a KV connector": config.kv_transfer_config,
                 "pipeline parallelism": "pp" in self.rank(),
@@ -222,6 +222,8 @@ class VllmEngine(JudgedRows):
         self.hook(type(runner.get_model()), "__call__", self.model)
         if hasattr(model_of(runner), "compute_logits"):
             self.hook(type(model_of(runner)), "compute_logits", self.scores)
+        if maybe(runner, "pcp_manager") is not None:
+            self.hook(type(runner.pcp_manager), "restore_hidden_states", self.rejoins)
         return watcher
 
     # Forwards.
@@ -376,7 +378,8 @@ class VllmEngine(JudgedRows):
         """Report the facts of a forward to the watcher, and judge its inputs."""
         watcher = self.watcher
         assert watcher is not None
-        names = list((now.runner.input_batch if given is None else given).req_ids)
+        whole = maybe(now.runner, "pcp_manager._global_batch")  # Ranks split it.
+        names = list((whole or given or now.runner.input_batch).req_ids)
         account = self.account
         live = len(names), int(now.output.total_num_scheduled_tokens)
         batch = batches.of_runner(now.runner, metadata, pool, given, live)
@@ -385,11 +388,16 @@ class VllmEngine(JudgedRows):
             one.adapter = one.adapter or content_of(now.runner, one, *known)
         given_ids = {} if account is None else batch.by_row(names, now.output.num_scheduled_tokens)
         forward = self.requests.forward(now.output, names, pool, account, given_ids)
-        counts = batches.counts_of(now.runner, given, live[0])
+        self.places = None
+        if whole is not None:
+            batch = split = batches.split(batch, whole, forward, *self.rank().get("cp", (0, 1)))
+            self.places = split.places(forward)
+        counts = batches.counts_of(now.runner, whole or given, live[0])
         slots = [
             [self.requests.of(name, pool).slots[of.number] for name in names] for of in pool.targets
         ]
-        now.bases = batches.bases_of(batch, forward, counts, slots, pool.page)
+        if whole is None:
+            now.bases = batches.bases_of(batch, forward, counts, slots, pool.page)
         forward = replace(forward, bases=[base for base, _ in now.bases])
         now.forward, now.batch, self.undrafted = forward, batch, names
         watcher.begin(forward)
@@ -404,10 +412,9 @@ class VllmEngine(JudgedRows):
         made_of = [getattr(one, part) for one in batch.metadata for part in parts]
         watcher.lines.note(LISTS, {"block_table": made_of})
         kinds = {one.names[0] for one in pool.targets}
-        watcher.judge_lists([batch.lists(pool, name, forward) for name in kinds])
-        ids, positions = (
-            one[: live[1]].repeat(len(pool.targets)) for one in (batch.ids, batch.positions)
-        )
+        lists = (batch.lists(pool, name, forward) for name in kinds)
+        watcher.judge_lists([one for some in lists for one in some])
+        ids, positions = (one[: live[1]].repeat(len(pool.targets)) for one in batch.tokens())
         watcher.judge_tokens(ids, positions)
         inputs = batch.to_judge(forward, now.runner.vllm_config.model_config, now.bases)
         watcher.judge_inputs("batch", [*inputs, *batch.tails()])
@@ -482,6 +489,23 @@ class VllmEngine(JudgedRows):
         )
         self.computed(original.result(), live)
         now.ran = True
+
+    def computed(self, output: Any, live: int) -> None:
+        """Note the hidden states of the live tokens of a forward, if they are those of all."""
+        if self.places is None:
+            super().computed(output, live)
+
+    def rejoins(self, result: Tensor, _: Any, part: Tensor) -> None:
+        """Judge whether what this rank computed comes back in its places among all tokens."""
+        if self.places is None or self.sampling is None or not self.checked:
+            return
+        (mine, whose), self.places = self.places, None
+        self.computed(result, len(result))
+        known = self.sampling.hidden
+        if known is not None and len(whose) <= len(known):
+            names, held = [whose[at][0] for at in mine], row_sums(part[: len(mine)])
+            texts = [f"position {at} of request {name}" for name, at in whose]
+            self.rows("ranks", handed_on(HIDDEN, names, held, mine, known[: len(whose)], texts))
 
     def received(self, now: VllmForward, call: Call) -> None:
         """Report the hidden states that the model gets from the stage before."""

@@ -14,6 +14,11 @@ MOVING = "KV in LMCache", "prefill and decode apart", "failing transfers"
 NAMED = "prompts in files", *MOVING
 """What is served only by name: it was not yet tried with all others."""
 
+SPLIT = "prefill context parallelism"
+
+COMPRESSED = "compressed KV", SPLIT
+"""Values with DeepSeek-V2, which are also served only by name."""
+
 STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
 """Models with recurrent layers."""
 
@@ -70,6 +75,7 @@ TABLE = Table(
             "positions of images": {"model": "qwen2_vl"},
             "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
+            SPLIT: {"model": "deepseek_v2", "split": True},
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "context": {
@@ -104,7 +110,7 @@ TABLE = Table(
         ),
         (MOVING, ["n-gram speculation", "EAGLE", "actions"]),
         # Pages of states have the size of those of KV. The rest is not yet tried.
-        (QUANTISED, [*STATES, "compressed KV"]),
+        (QUANTISED, [*STATES, *COMPRESSED]),
         (
             PICTURES,
             [
@@ -112,8 +118,10 @@ TABLE = Table(
                 *("window of two blocks", *MOVING[1:], *QUANTISED),
             ],
         ),
+        # The engine splits prompts with the newer runner alone.
+        ([SPLIT], ["older runner", "async scheduling", "n-gram speculation", *MOVING]),
         (
-            ["compressed KV"],
+            COMPRESSED,
             [
                 *("EAGLE", "LoRA adapters", "no window", "window of two blocks", "full graphs"),
                 *("offload to the host", "simple offload", "small host pool", "failing loads"),
@@ -133,10 +141,10 @@ TABLE = Table(
             ],
         ),
     ],
-    ranked={"decode context parallelism": "tp", "context in half blocks": "tp"},
+    ranked=dict.fromkeys(("decode context parallelism", "context in half blocks", SPLIT), "tp"),
     failing=[
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        ((*NAMED, *QUANTISED, *PICTURES, "compressed KV", *STATES[1:]),),
+        ((*NAMED, *QUANTISED, *PICTURES, *COMPRESSED, *STATES[1:]),),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -167,7 +175,7 @@ TABLE = Table(
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
         **dict.fromkeys(QUANTISED, "cpu"),  # Not yet tried on a GPU.
-        **dict.fromkeys(("compressed KV", *STATES[1:], *PICTURES), "cpu"),
+        **dict.fromkeys((*COMPRESSED, *STATES[1:], *PICTURES), "cpu"),
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
         **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },

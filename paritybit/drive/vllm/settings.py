@@ -146,7 +146,7 @@ class VllmServed(Common):
     process computes the prompts, and some transfers also fail with `failing`. With an `interleave`,
     SPLIT ranks share the context of each request, so many tokens at a time, by FlashAttention. KV
     is `quantised` as KV_DTYPES says. With `images`, which Qwen2-VL alone has, some prompts have
-    images.
+    images. With `split`, each rank computes a part of each prompt.
     """
 
     ACTIONS: ClassVar = ("flush", "weights", "sleep", "adapters", "pause", "retract", "preempt")
@@ -175,6 +175,7 @@ class VllmServed(Common):
     adapters: Adapters = 0
     quantised: Annotated[str, one_of(KV_DTYPES)] | None = None
     images: bool = False
+    split: bool = False
 
     def requests(self) -> Iterator[Wave]:
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
@@ -407,7 +408,8 @@ class VllmServed(Common):
             "enable_prefix_caching": self.prefix_cache,
             "enable_sleep_mode": self.actions,
             "async_scheduling": self.overlap,
-            "tensor_parallel_size": self.tp,
+            "tensor_parallel_size": 1 if self.split else self.tp,
+            **({"prefill_context_parallel_size": self.tp} if self.split else {}),
             "pipeline_parallel_size": self.pp,
             "decode_context_parallel_size": SPLIT if self.interleave else 1,
             "cp_kv_cache_interleave_size": max(1, self.interleave),
