@@ -7,9 +7,10 @@ applied to its rows, and when.
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,20 @@ LENGTHS = (8, 9, 9, 9, 9)
 
 LIKELIEST = 8
 """The number of the likeliest tokens of each step that are compared."""
+
+
+class Late(Future[Any]):
+    """A compiled grammar that is there after some polls, whatever a thread would take."""
+
+    def __init__(self, made: object, polls: int = 0) -> None:
+        super().__init__()
+        self.polls = polls
+        self.set_result(made)
+
+    def done(self) -> bool:
+        """Return whether it is there."""
+        self.polls -= 1
+        return self.polls < 0
 
 
 def text_of(tokens: Sequence[int]) -> str:

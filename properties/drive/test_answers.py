@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.drive.answers import END_OF_TEXT, NUMBER, Answer, Likely, strings_of, text_of
+from paritybit.drive.answers import (
+    END_OF_TEXT,
+    NUMBER,
+    Answer,
+    Late,
+    Likely,
+    strings_of,
+    text_of,
+)
 from paritybit.drive.requests import AT_LEAST
 from paritybit.drive.script import Sampling
 from paritybit.drive.sglang import serving
@@ -152,6 +160,13 @@ def test_a_grammar_and_a_processor_together_leave_tokens() -> None:
         left = logits[1].isfinite().nonzero().flatten().tolist()
         assert left == list(range(12 + number, 256, 16))
         assert bool(logits[0].isfinite().all())
+
+
+def test_a_grammar_is_there_after_some_polls_whatever_a_thread_would_take() -> None:
+    assert Late("grammar").done()
+    late = Late("grammar", polls=2)
+    assert [late.done() for _ in range(4)] == [False, False, True, True]
+    assert late.result() == "grammar"
 
 
 def test_a_token_that_a_grammar_does_not_allow_is_a_finding(

@@ -1,8 +1,10 @@
 """Copies and threads that take time on a CPU."""
 
 import os
+import sys
 from collections.abc import Iterator
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from paritybit.drive.sglang.late import (
     late,
     paused,
 )
+from paritybit.drive.sglang.stand_ins import ANYWHERE
 from paritybit.drive.stand_ins.turns import TurnQueue, Turns
 
 PLACES = torch.tensor([2, 0])
@@ -173,3 +176,19 @@ def test_time_passes_with_polls_alone() -> None:
     assert 0 < Clock.monotonic() - before < 0.001
     Clock.tick()
     assert Clock.monotonic() - before > 0.05
+
+
+def test_penalties_apply_in_one_order_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied = list[str]()
+
+    class Orchestrator:
+        def __init__(self, *, penalizers: set[type]) -> None:
+            applied.extend(one.__name__ for one in penalizers)
+
+    module = SimpleNamespace(BatchedPenalizerOrchestrator=Orchestrator)
+    monkeypatch.setitem(sys.modules, "sglang.srt.sampling.penaltylib.orchestrator", module)
+    (standing,) = (one for one in ANYWHERE if "penalties" in one.what)
+    standing.install()
+    names = [f"Penalty{letter}" for letter in "ABCDEFGH"]
+    Orchestrator(penalizers={type(name, (), {}) for name in reversed(names)})
+    assert applied == names

@@ -165,6 +165,8 @@ def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
     return {
         # By default, slots outside a window are freed every 128 tokens, which is 8 windows.
         "SGLANG_SWA_EVICTION_INTERVAL": "8",
+        # Grammars are there when the scheduler asks, however slow the machine is.
+        "SGLANG_GRAMMAR_POLL_INTERVAL": "60",
         # Log-likelihoods of prompts are computed in chunks, of 2048 tokens by default.
         "SGLANG_LOGPROB_CHUNK_SIZE": "24",
         # It is not that of the model.

@@ -23,6 +23,7 @@ from paritybit.drive.answers import (
     LIKELIEST,
     NUMBER,
     Answer,
+    Late,
     Likely,
     report,
     strings_of,
@@ -229,6 +230,7 @@ class Sglang(Engine):
             scheduler.tokenizer = TOKENIZER
             constrained: Any = importlib.import_module(GRAMMARS)
             backend = constrained.BaseGrammarBackend()
+            backend.executor = SimpleNamespace(submit=lambda make, *given: Late(make(*given)))
             backend.dispatch_regex = type(
                 "Classes", (SglangGrammar, constrained.BaseGrammarObject), {}
             )

@@ -58,6 +58,24 @@ def _stand_in_for_packages() -> str:
     return ", ".join(missing)
 
 
+@ANYWHERE.add(
+    "the set of penalties: in the order of their names",
+    "its own order, by addresses, differs from run to run, and so does rounding",
+)
+def _stand_in_for_order() -> str | None:
+    module = found("sglang.srt.sampling.penaltylib.orchestrator")
+    held = getattr(module, "BatchedPenalizerOrchestrator", None)
+    if held is None:
+        return ""
+    begin = held.__init__
+
+    def ordered(one: Any, *arguments: Any, penalizers: set[type], **named: Any) -> None:
+        begin(one, *arguments, penalizers=sorted(penalizers, key=lambda of: of.__name__), **named)
+
+    held.__init__ = ordered
+    return None
+
+
 ON_A_CPU.append(kernels.ON_NUMPY)
 
 WEAK_REFERENCES = "sglang.srt.compilation.weak_ref_tensor"

@@ -1,7 +1,6 @@
 """Grammars and letters of requests, as vLLM's objects."""
 
 import importlib
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -33,17 +32,6 @@ class VllmGrammar(answers.Grammar):
         bitmask[batch_index] = self.bits
 
 
-class Late(Future[Any]):
-    """A grammar that is there some polls later, whatever a thread would take."""
-
-    polls = POLLS
-
-    def done(self) -> bool:
-        """Return whether it is there."""
-        self.polls -= 1
-        return self.polls < 0
-
-
 class Compiler:
     """The engine's grammar backend, and the executor in which it compiles."""
 
@@ -52,11 +40,9 @@ class Compiler:
         unused = {"is_terminated": lambda one: False, "reset": None}
         self.grammar: Any = type("Classes", (VllmGrammar, types.StructuredOutputGrammar), unused)
 
-    def submit(self, compiles: Any, request: Any) -> Late:
+    def submit(self, compiles: Any, request: Any) -> answers.Late:
         """Return the grammar of a request, later."""
-        late = Late()
-        late.set_result(compiles(request))
-        return late
+        return answers.Late(compiles(request), POLLS)
 
     def compile_grammar(self, kind: object, number: str, stop_token_ids: object = None) -> Any:
         """Return the grammar of a request."""
