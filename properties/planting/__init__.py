@@ -18,10 +18,9 @@ A fault is an edit of an engine's source, listed in one of the tables `*.toml` o
 | `explore` | the options with which `paritybit explore` finds it |
 | `thread` | the public thread whose fix it undoes, or that resembles it |
 
-A table may set a field for all of its faults. The faults of `unseen.toml`, `moves-unseen.toml`,
-`ranks-unseen.toml`, `ranks-unseen2.toml` and `states-unseen.toml` were drawn before any of them was
-run. The first also have a `class`, the edited `function`, their `harm`, what missed ones `need` to
-show, what the report `named`, and the `commit` of the run.
+A table may set a field for all of its faults. Those of `*unseen*.toml` were drawn before any of
+them was run. Those of `unseen.toml` also have a `class`, the edited `function`, their `harm`, what
+missed ones `need` to show, what the report `named`, and the `commit` of the run.
 
 `run` plants faults and records what finds them; `reports/evidence/planted.json` is that record.
 """
