@@ -24,7 +24,7 @@ COUNTS = {
     "moves-unseen": 33,
     "moves-unseen2": 36,
     "moves-unseen3": 34,
-    "public": 68,
+    "public": 69,
     "ranks": 16,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
