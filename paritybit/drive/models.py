@@ -212,6 +212,19 @@ DEEPSEEK_V2 = Model(
 )
 """A model with compressed KV: a latent vector and a rotated key for each token, for all heads."""
 
+DEEPSEEK_V32 = Model(
+    name="deepseek_v32",
+    config={
+        **DEEPSEEK_V2.config,
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "index_head_dim": 128,
+        "index_n_heads": 2,
+        "index_topk": 32,
+    },
+)
+"""Such a model that reads few keys of a prompt, which an indexer chooses by keys of its own."""
+
 NEMOTRON_H = Model(
     name="nemotron_h",
     config={
@@ -293,7 +306,10 @@ QWEN3_5 = Model(
 
 MODELS = {
     model.name: model
-    for model in (GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2, NEMOTRON_H, QWEN3_NEXT, QWEN3_5)
+    for model in (
+        *(GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2, DEEPSEEK_V32, NEMOTRON_H, QWEN3_NEXT),
+        QWEN3_5,
+    )
 }
 RECURRENT = frozenset({LFM2.name, NEMOTRON_H.name, QWEN3_NEXT.name, QWEN3_5.name})
 """The models with states."""

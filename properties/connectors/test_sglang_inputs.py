@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from paritybit.connectors.following import expected
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import UNSEEN
-from paritybit.connectors.sglang.attention import metadata_of
+from paritybit.connectors.sglang.attention import lists_of, metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.graphs import counted
 from paritybit.connectors.sglang.models import SglangModel
@@ -183,6 +184,50 @@ def test_what_ranks_that_split_prompts_compute_comes_back_in_order(
     assert len(found(engine.rejoins, gather_kv_cache, part.roll(3, 0))) == len(mine)
     other = "it is that of position 6 of request b"
     assert found(engine.parts, shard_position_ids, torch.arange(13)) == [("b", other)]
+
+
+CHOSEN = {
+    "cache_seqlens_int32": [5, 3],
+    "cu_seqlens_k": [0, 5, 8],
+    "dsa_seqlens_expanded": [4, 5, 1, 2, 3],
+    "dsa_cache_seqlens_int32": [3, 3, 1, 2, 3],
+    "first key": [0, 0, 5, 5, 5],
+    "last key": [4, 5, 6, 7, 8],
+}
+"""The metadata of two prompts, with 3 cached positions and none, whose queries read 3 keys."""
+
+
+@pytest.mark.parametrize("wrong", [None, *CHOSEN])
+def test_an_indexer_gets_the_keys_of_each_query(wrong: str | None) -> None:
+    held = {name: torch.tensor(values) for name, values in CHOSEN.items()}
+    if wrong is not None:
+        held[wrong][-1] += 1
+    ranges = held.pop("first key"), held.pop("last key")
+    meta = SimpleNamespace(**held, indexer_k_start_end=ranges)
+    given = backend("DeepseekSparseAttnBackend", forward_metadata=meta, dsa_index_topk=3)
+    spans = rows_of((3, 2), (0, 3))
+    inputs = list(metadata_of(given, "extend", SimpleNamespace(), spans, graph=False))
+    assert {one.name for one in inputs} == set(CHOSEN)
+    assert stale(inputs) == ([] if wrong is None else [wrong])
+    assert not list(metadata_of(given, "target_verify", chain(2), spans, graph=True))
+
+
+def test_the_tables_of_an_indexer_are_by_position_and_by_page() -> None:
+    meta = SimpleNamespace(
+        cache_seqlens_int32=torch.tensor([3, 1]),
+        page_table_1=torch.tensor([[4, 5, 2, 0], [0, 0, 0, 0]]),
+        real_page_table=torch.tensor([[2, 1], [0, 0]]),
+        page_size=2,
+    )
+    pool: Any = SimpleNamespace(group_of=lambda sliding: "full")
+    given = backend("DeepseekSparseAttnBackend", forward_metadata=meta), pool
+    slots, pages = lists_of(*given, "decode", rows_of((2, 1)), 2, graph=True)
+    assert slots.entries.tolist() == [4, 5, 2, 0, 0, 0]
+    assert (slots.counts.tolist(), slots.page) == ([3, 1], 1)
+    assert pages.entries.tolist() == [2, 1, 0, 0]
+    assert (pages.counts.tolist(), pages.page) == ([2, 1], 2)
+    with pytest.raises(NotRecognisedError, match="target_verify"):
+        lists_of(*given, "target_verify", rows_of((2, 1)), 2, graph=True)
 
 
 @pytest.mark.parametrize(("size", "found"), [(None, ["drafts"]), (3, [])])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected, implied_by
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.allocations import Allocations
 from paritybit.connectors.sglang.attention import lists_of
 from paritybit.connectors.sglang.models import SglangModel
@@ -27,6 +28,7 @@ from paritybit.connectors.sglang.rows import (
 )
 from paritybit.connectors.sglang.states import CLEARED, NAME, OTHER, SglangStates
 from paritybit.connectors.sharing import WHOLE, Share
+from paritybit.watch.bits import Checksums
 from paritybit.watch.checks import stale_input, wrong_list, wrong_row
 from paritybit.watch.facts import Forward, IndexList, Row, RowValues
 from paritybit.watch.ledger import Ledger, Names
@@ -342,6 +344,33 @@ def test_each_branch_of_a_draft_tree_is_a_row() -> None:
     assert [row.tokens[3:] for row in forward.rows] == [[4, 5, 7], [4, 6]]
     assert [row.slots["full"][3:].tolist() for row in forward.rows] == [[33, 34, 36], [33, 35]]
     assert found.batch_rows == [0, 0]
+
+
+def pool_with_indexer(**changes: Any) -> Any:
+    """Return a pool of two pages of two slots, whose second layer uses the choice of the first."""
+    own = {"index_head_dim": 4, "index_page_size": 2, "dtype": torch.float32, **changes}
+    keys = [torch.zeros(2, 2 * (4 + 4), dtype=torch.uint8), torch.zeros(0, 16, dtype=torch.uint8)]
+    held = {"kv_buffer": [torch.zeros(4, 1, 6) for _ in keys], "index_k_with_scale_buffer": keys}
+    return parts.kept(parts.Part(size=2, page_size=2, start_layer=0, **own, **held))
+
+
+@pytest.mark.parametrize(("byte", "slot"), [(0, 2), (5, 3), (8, 2), (15, 3)])
+def test_the_bytes_of_a_slot_are_also_those_of_an_indexer(byte: int, slot: int) -> None:
+    held = pool_with_indexer()
+    group = described(held, None).groups["full"]
+    assert [len(layer.tensors) for layer in group.layers] == [3, 1]
+    sums = Checksums(group)
+    before = sums.all()
+    held.index_k_with_scale_buffer[0][1, byte] = 1  # Keys of a page come before their scales.
+    assert (sums.all() != before).nonzero().flatten().tolist() == [slot]
+    held.kv_buffer[1][1] = 1
+    assert (sums.all() != before).nonzero().flatten().tolist() == [1, slot]
+
+
+@pytest.mark.parametrize("changes", [{"index_kpool": 2}, {"index_page_size": 1}])
+def test_a_key_of_several_tokens_is_not_recognised(changes: dict[str, int]) -> None:
+    with pytest.raises(NotRecognisedError, match="an indexer"):
+        described(pool_with_indexer(**changes), None)
 
 
 # Recurrent layers.

@@ -4,6 +4,7 @@
 |---|---|---|
 | triton | all positions; of a window, all but its first key | cached positions |
 | fa3 | a table of all positions; the kernel masks the window | the same |
+| dsa | tables of all positions, for an indexer by pages; it chooses some | the same |
 
 Triton's decode reads one key fewer than its extend: see sgl-project/sglang#32087.
 
@@ -28,6 +29,7 @@ from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"
 TRITON, FLASH = "TritonAttnBackend", "FlashAttentionBackend"
+SPARSE = "DeepseekSparseAttnBackend"
 
 BY_WINDOW = (False, ""), (True, "window_")
 """How the names of lists begin, without and with a window."""
@@ -45,8 +47,10 @@ def lists_of(
     kind = type(backend).__name__
     if kind == "TritonMultiStepDraftBackend":
         return steps(backend, pool, size)
-    if kind not in (TRITON, FLASH):
+    if kind not in (TRITON, FLASH, SPARSE):
         raise NotRecognisedError(f"the index lists of the attention backend {kind}")
+    if kind == SPARSE:
+        return sparse_lists(backend, pool, mode, size)
     if kind == TRITON:
         lists = triton_lists(backend, pool, mode, found, size, graph)
     else:
@@ -151,6 +155,20 @@ def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[In
     return found
 
 
+def sparse_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[IndexList]:
+    """Return the tables of DeepseekSparseAttnBackend. Raises NotRecognisedError."""
+    if mode != "decode" and mode not in PREFILLS:
+        raise NotRecognisedError(f"the index lists of an indexer in a forward of kind {mode}")
+    meta, group = backend.forward_metadata, pool.group_of(sliding=False)
+    lengths, found = meta.cache_seqlens_int32[:size].long(), []
+    for name, page in (("page_table_1", 1), ("real_page_table", int(meta.page_size))):
+        if (table := maybe(meta, name)) is not None and group is not None:
+            counts = (lengths + page - 1) // page
+            table = table[:size, : int(counts.max())]
+            found.append(table_of(name, group, table, counts, page, None))
+    return found
+
+
 def tree_of(backend: Any, mode: str) -> bool:
     """Return whether FlashAttentionBackend verifies a tree apart from the cached positions."""
     return mode == VERIFY and int(getattr(backend, "topk", 0) or 0) > 1
@@ -173,11 +191,13 @@ def metadata_of(
     """
     kind = type(backend).__name__
     judged = MODES if not drafts else EXTENDS if kind == TRITON else ()
-    if kind not in (TRITON, FLASH) or mode not in judged:
+    if kind not in (TRITON, FLASH, SPARSE) or mode not in judged:
         return
     spans = list(spans_of(batch, mode, found).values())
     if kind == TRITON:
         held, right = triton_metadata(backend, mode, spans, graph)
+    elif kind == SPARSE:
+        held, right = sparse_metadata(backend, mode, spans)
     else:
         tree, held = tree_of(backend, mode), {**vars(backend.forward_metadata)}
         right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
@@ -254,3 +274,29 @@ def triton_metadata(
         if window > 0:
             right["window_kv_offsets"] = [max(0, cached - window) for cached, _ in spans]
     return held, right
+
+
+def sparse_metadata(
+    backend: Any, mode: str, spans: Sequence[tuple[int, int]]
+) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return the metadata of DeepseekSparseAttnBackend, and the expected values, by name.
+
+    Each query has a length. Those of prompts also have the first and the last key of theirs among
+    the keys of all requests.
+    """
+    meta = backend.forward_metadata
+    bounds = offsets(cached + computed for cached, computed in spans)
+    lengths = [at + 1 for cached, n in spans for at in range(cached, cached + n)]
+    right = {
+        "cache_seqlens_int32": [cached + computed for cached, computed in spans],
+        "cu_seqlens_k": bounds,
+        "dsa_seqlens_expanded": lengths,
+        "dsa_cache_seqlens_int32": [min(n, int(backend.dsa_index_topk)) for n in lengths],
+    }
+    held = dict(vars(meta))
+    if mode in PREFILLS and (ranges := maybe(meta, "indexer_k_start_end")) is not None:
+        firsts = [first for first, (_, n) in zip(bounds, spans, strict=False) for _ in range(n)]
+        held |= {"first key": ranges[0], "last key": ranges[1]}
+        ends = [first + length for first, length in zip(firsts, lengths, strict=True)]
+        right |= {"first key": firsts, "last key": ends}
+    return (held, right) if mode == "decode" or mode in PREFILLS else ({}, {})

@@ -24,6 +24,9 @@ from paritybit.watch.weak import Weakly, weakened
 LOCATIONS = "locations"
 """Stands for a group whose slots are the locations, if ranks share contexts."""
 
+INDEX_KEYS = "index_k_with_scale_buffer"
+"""The attribute of a pool with the keys of an indexer, per layer and page."""
+
 PREFILLS = ("extend", "mixed")
 """Modes that compute prompts."""
 
@@ -110,7 +113,9 @@ def described(pool: Any, window: int | None, prefix: str = "", share: Share = WH
         raise NotRecognisedError(f"a {kind}, whose locations are virtual")
     for name, (part, span) in parts.items():
         page = int(pool.page_size)
-        group = Group(prefix + name, tuple(layers(part)), span, frozenset(range(page)), page)
+        block = page if maybe(part, INDEX_KEYS) is not None else None
+        mine = tuple(layers(part))
+        group = Group(prefix + name, mine, span, frozenset(range(page)), page, block)
         if group.layers:
             found.groups[group.name] = weakened(group)
             found.parts[group.name] = weakref.ref(part)
@@ -135,4 +140,24 @@ def layers(pool: Any) -> Iterator[Layer]:
         if any(len(tensor) != pool.size + pool.page_size for tensor in tensors):
             raise NotRecognisedError(f"a {kind} whose first axis is not the slot")
         held = tuple(in_numbers(tensor, maybe(pool, "dtype")) for tensor in tensors)
+        if (keys := maybe(pool, INDEX_KEYS)) is not None:
+            page = int(pool.page_size)
+            held = *(one.unflatten(0, (-1, page)) for one in held), *indexed(pool, keys[number])
         yield Layer(f"layer {number + int(pool.start_layer or 0)}", held)
+
+
+def indexed(pool: Any, keys: Tensor) -> tuple[Tensor, ...]:
+    """Return the keys of an indexer by page and slot, and their scales, which follow them.
+
+    Raises NotRecognisedError. Layers that use the choice of another layer have none.
+    """
+    page, width = int(pool.page_size), int(pool.index_head_dim)
+    if maybe(pool, "index_kpool") not in (None, 1) or int(pool.index_page_size) != page:
+        raise NotRecognisedError("an indexer with a key for several tokens, or other pages")
+    if not len(keys):
+        return ()
+    parts = keys.split([page * width, keys.shape[1] - page * width], 1)
+    dtypes = torch.float8_e4m3fn, torch.float32
+    return tuple(
+        one.view(dtype).unflatten(1, (page, -1)) for one, dtype in zip(parts, dtypes, strict=True)
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paritybit.drive.adapters import Adapter, Environment, with_transformers
 from paritybit.drive.configs import Table
+from paritybit.drive.models import DEEPSEEK_V32
 from paritybit.drive.served import Common
 from paritybit.drive.sglang.settings import SglangServed, says
 from paritybit.engines.packages import SGLANG
@@ -39,10 +40,15 @@ SHARED, SPLIT = "decode context parallelism", "prefill context parallelism"
 
 STATES = ("states of convolutions", "states of Mamba2", "states of delta nets", SHARED)
 
-OTHER_MODELS = (*STATES, SPLIT, "positions of images", "images", "compressed KV")
+COMPRESSED = ("compressed KV", "indexer")
 
-UNTRIED = (*APART, "fp8 KV", "compressed KV", *STATES[1:], SPLIT, "images", "sessions")
+OTHER_MODELS = (*STATES, SPLIT, "positions of images", "images", *COMPRESSED)
+
+UNTRIED = (*APART, "fp8 KV", *COMPRESSED, *STATES[1:], SPLIT, "images", "sessions")
 """What is served only by name: it was not yet tried with all others."""
+
+INDEXING = {"SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1", "SGLANG_DSA_FUSE_TOPK": "0"}
+"""The variables with which an indexer computes in torch."""
 
 TABLE = Table(
     axes={
@@ -60,6 +66,7 @@ TABLE = Table(
             "positions of images": {"model": "qwen2_vl"},
             "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
+            "indexer": {"model": "deepseek_v32"},
             SHARED: {"model": "qwen3_5", "shared": True},
             SPLIT: {"model": "gpt_oss", "backend": "fa3", "split": True},
         },
@@ -106,11 +113,14 @@ TABLE = Table(
         (("few window slots",), ("page size 16", "page size 64")),
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
-        ((*HOST, *APART), (*STATES, SPLIT, "compressed KV")),
+        ((*HOST, *APART), (*STATES, SPLIT, *COMPRESSED)),
         (APART, (*DRAFTS, "mixed batches", "LoRA adapters", "actions")),
         # An engine for decode writes no windows to files.
         (APART[1:], ("Gemma 4", "attention sinks")),
         (STATES[:1], ("page size 4", "page size 16", "page size 64")),
+        # The engine has it for pages of 64 alone. The rest is not yet tried.
+        (COMPRESSED[1:], ("page size 1", "page size 4", "page size 16", "fp8 KV")),
+        (COMPRESSED[1:], ("breakable prefill graphs",)),
         (("sessions",), ("images", *APART, SHARED, SPLIT)),
     ],
     failing=[
@@ -171,6 +181,7 @@ def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
         "SGLANG_LOGPROB_CHUNK_SIZE": "24",
         # It is not that of the model.
         **({"SGLANG_MAMBA_CONV_DTYPE": "float32"} if served.device == "cpu" else {}),
+        **(INDEXING if served.model == DEEPSEEK_V32.name else {}),
         **(OWN_CHECKS if says(package, "environ.py", "SGLANG_INVARIANT_CHECK") else {}),
         **(acceptance(package, served.device) if served.forced else {}),
     }

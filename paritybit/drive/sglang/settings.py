@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from paritybit.compat import override
 from paritybit.drive.configs import LackingError
-from paritybit.drive.models import RECURRENT, WINDOW, written
+from paritybit.drive.models import DEEPSEEK_V32, RECURRENT, WINDOW, written
 from paritybit.drive.operating.adapters import (
     LOADED,
     MODULES,
@@ -201,10 +201,11 @@ class SglangServed(Common):
     def company(self) -> Wave | None:
         """Return a wave to compare. A fork has no GPU, threads for copies, adapters or ranks.
 
-        A cached prefix of quantised KV is not what its own request computed with.
+        A cached prefix of quantised KV, also of an indexer, is not what its own request computed
+        with.
         """
         forks = self.device == "cpu" and self.ranks == 1
-        others = self.host_cache or self.adapters or self.apart
+        others = self.host_cache or self.adapters or self.apart or self.model == DEEPSEEK_V32.name
         possible = forks and not (others or self.quantised)
         return sample(self.limits()) if possible else None
 
@@ -293,6 +294,9 @@ class SglangServed(Common):
         With overlap, pages or shared contexts, it keeps states for the prefix cache in slots of
         their own. Every third row then gets the second of these only when it is needed.
         """
+        if self.model == DEEPSEEK_V32.name:
+            chosen = {"attention-backend": "dsa", "dsa-topk-backend": "torch"}
+            return {**chosen, "kv-cache-dtype": "bfloat16"}
         if self.model not in RECURRENT:
             return {"attention-backend": self.backend}
         tracks = self.model in TRACKED and (self.overlap or self.page_size > 1 or self.shared)

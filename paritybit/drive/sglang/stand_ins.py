@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from paritybit.drive.sglang import host, late, states
-from paritybit.drive.stand_ins import attention, convolutions, kernels, trees, turns
+from paritybit.drive.stand_ins import attention, convolutions, kernels, sparse, trees, turns
 from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.installing import StandIns, found, initialise
 from paritybit.drive.stand_ins.packages import replaced
@@ -257,6 +258,65 @@ def flash(
     given |= {"block_table": page_table, "seqused_k": cache_seqlens}
     attention.attend_in_parts(q, k_cache, v_cache, out, weights, **given)
     return out
+
+
+SPARSE = "sglang.srt.layers.attention.dsa_backend"
+INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
+
+
+@ON_A_CPU.add("attention to chosen keys: torch over the slots it is given", "it is compiled code")
+def _stand_in_for_sparse_attention() -> str | None:
+    put_in(SPARSE, "flash_attn_with_kvcache", whole(sparse.attended, returns=True))
+    kernels: Any = ModuleType("sglang.kernels.ops.attention.flash_mla_interface")
+    kernels.flash_mla_sparse_fwd = sparse.attended_sparsely
+    sys.modules.setdefault(kernels.__name__, kernels)
+    return None if found(SPARSE) else ""
+
+
+@ON_A_CPU.add(
+    "an indexer: that of CUDA, by the engine's own torch implementations",
+    "the rest of it is compiled code",
+)
+def _stand_in_for_indexer() -> str | None:
+    module: Any = found(INDEXER)
+    if module is None:
+        return ""
+    indexer = module.Indexer
+    module._is_cuda = True
+    module.can_use_dsa_fused_store = lambda *_: False
+    module.rotate_activation = sparse.rotated
+    module.resolve_num_sms = lambda: 1024
+    module.resolve_paged_mqa_logits_metadata_fn = lambda: lambda *_: None
+    held: Any = torch
+    held.layer_norm = whole(torch.layer_norm, returns=True)  # The operator returns more.
+    choices: Any = found(f"{INDEXER.rpartition('.')[0]}.dsa_topk_backend")
+    choices._topk_unfused = whole(choices._topk_unfused, returns=True)
+    indexer.forward_native = indexer.forward_cuda
+    indexer._weights_proj_bf16_in_fp32_out = lambda one, x: linear(
+        x.float(), one.weights_proj.weight.float()
+    )
+    rope = module.get_rope_wrapper
+
+    def rotating(*given: Any, **named: Any) -> Any:
+        made = rope(*given, **named)
+        rotate = made.forward
+        made.forward = lambda positions, *held: [
+            one.view_as(old)
+            for one, old in zip(rotate(positions, *map(by_head, held)), held, strict=True)
+        ]
+        return made
+
+    module.get_rope_wrapper = rotating
+    ragged = indexer._get_topk_ragged
+    indexer._get_topk_ragged = lambda one, streams, batch, layer, q, *rest: ragged(
+        one, streams, batch, layer, q.as_subclass(sparse.Indexed), *rest
+    )
+    return None
+
+
+def by_head(part: Tensor) -> Tensor:
+    """Return queries or keys as [T, heads, width]."""
+    return part.view(len(part), -1, part.shape[-1])
 
 
 MAMBA = "sglang.srt.layers.attention.mamba"
