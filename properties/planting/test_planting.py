@@ -25,7 +25,7 @@ COUNTS = {
     "moves-unseen2": 36,
     "moves-unseen3": 34,
     "public": 69,
-    "ranks": 16,
+    "ranks": 24,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
     "sglang": 123,
