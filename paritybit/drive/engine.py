@@ -61,7 +61,8 @@ class PlayedError(BaseException):
 
 
 ABORTED = "requests aborted while their KV moved"
-"""The name of a count."""
+SAMPLED = "requests with parameters of sampling"
+"""The names of counts."""
 
 MOST_QUIET = 500
 """The most polls in which a player waits for copies of KV to end."""
@@ -146,7 +147,8 @@ class Player:
 
     def ended(self, name: str, tokens: Iterable[int]) -> None:
         """Record that a request has ended with these tokens."""
-        if self._open.pop(name, None) is not None:
+        if (one := self._open.pop(name, None)) is not None:
+            journal.count(requests=1, **{SAMPLED: int(one.sampling is not None)})
             self._ended[name], self.made[name] = self._poll, tuple(tokens)
 
     def flushed(self) -> None:

@@ -43,8 +43,9 @@ MORE, FEW, RETURNS, STOPPED = 1.15, 1 / 4, 3, 1 / 4
 """The tokens of texts that come back from elsewhere, per slot of the pool, or from files at first,
 how often, and the part of those in haste that are aborted."""
 
-SESSIONS, TURNS = 1 / 4, 3
-"""The part of the conversations that are sessions, and how often one goes on at most."""
+SESSIONS, TURNS, SETTLED = 1 / 4, 3, 2
+"""The part of the conversations that are sessions, how often one goes on at most, and in how many
+polls an engine has forgotten a turn that it aborts."""
 
 EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
@@ -201,8 +202,13 @@ def with_spaces(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
         yield replace(wave, requests=tuple(asked)) if chance.random() < 0.5 else wave
 
 
-def with_sessions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+def with_sessions(
+    seed: int, given: Iterable[Wave], limits: Limits, *, crowded: bool
+) -> Iterator[Wave]:
     """Make sessions of some conversations, so few that a part of the pool has room for them.
+
+    In every second one, which an engine may keep in its slots, each turn comes after the one
+    before, unless they are `crowded`: then the engine refuses some turns.
 
     A wave with a request that needs most of the pool has none: sglang keeps the order of arrival,
     so the next turn of a session that keeps its slots would wait behind that request forever.
@@ -211,7 +217,7 @@ def with_sessions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[
     for wave in given:
         largest = max(one.length + one.tokens for one in wave.requests)
         room = limits.pool // 4 if largest <= limits.pool // 2 else 0
-        firsts, requests = dict[str, Planned](), list[Planned]()
+        firsts, lasts, requests = dict[str, Planned](), dict[int | None, str](), list[Planned]()
         for one in wave.requests:
             turns, first = [one], firsts.get(one.follows or "")
             needed = one.length + one.tokens + 2 * TURNS * limits.window
@@ -220,9 +226,15 @@ def with_sessions(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[
             elif one.follows is None and needed <= room and draw.chance.random() < SESSIONS:
                 first, room = replace(one, session=len(firsts) + 1), room - needed
                 turns = _turns(draw, first)
-            if first is not None:
-                firsts |= dict.fromkeys((turn.name for turn in turns), first)
-            requests += turns
+            for turn in turns:
+                if first is not None:
+                    firsts[turn.name], last = first, lasts.get(first.session)
+                    lasts[first.session] = turn.name
+                    late = turn.arrives + SETTLED
+                    if last is not None and (first.session or 0) % 2 and not crowded:
+                        requests.append(replace(turn, follows=last, arrives=late))
+                        continue
+                requests.append(turn)
         yield replace(wave, requests=tuple(requests))
 
 
@@ -262,15 +274,16 @@ def with_moves(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wav
         yield wave
 
 
-def with_priorities(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
-    """Give each conversation a random priority."""
-    chance, drawn = random.Random(f"priorities {seed}"), dict[str, int]()
-
-    def prior(one: Planned) -> Planned:
-        drawn[one.name] = drawn.get(one.follows or "", chance.choice(PRIORITIES))
-        return replace(one, priority=drawn[one.name])
-
-    return with_each(given, prior)
+def with_priorities(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+    """Give each conversation a random priority. Before each wave comes one of `_rising`."""
+    draw, drawn = Draw(f"priorities {seed}", limits), dict[str, int]()
+    for number, wave in enumerate(given):
+        draw.prefix = f"{seed}.rising {number}."
+        yield Wave(tuple(_rising(draw, number)))
+        for one in wave.requests:
+            drawn[one.name] = drawn.get(one.follows or "", draw.chance.choice(PRIORITIES))
+        asked = [replace(one, priority=drawn[one.name]) for one in wave.requests]
+        yield replace(wave, requests=tuple(asked))
 
 
 def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
@@ -279,7 +292,7 @@ def with_sampling(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 
 
 def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iterator[Wave]:
-    """Give some requests of some waves a grammar, a logit processor, or log-likelihoods.
+    """Give some requests of some waves what not all engines have, such as a grammar.
 
     Most waves have none, because batches with grammars do not overlap, and log-likelihoods of
     prompts limit what is reused. Each kind has its turn in the first AT_LEAST waves.
@@ -289,14 +302,20 @@ def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iter
         turns = enumerate(extras, seed + number)
         kinds = [one for at, one in turns if at % AT_LEAST == 0 or chance.random() < EXTRA / 2]
         requests = list(wave.requests)
+        sure = {kind: chance.randrange(len(requests) or 1) for kind in kinds}
         for place, one in enumerate(requests):
             drawn = {
                 "grammar": chance.randint(1, MOST_EXTRAS),
                 "processor": chance.randint(1, MOST_EXTRAS),
                 "likelihoods": chance.choice((-1, 0, chance.randrange(one.length))),
+                "hidden_states": True,
                 "ignore_eos": True,
             }
-            kept: dict[str, Any] = {kind: drawn[kind] for kind in kinds if chance.random() < EXTRA}
+            kept: dict[str, Any] = {
+                kind: drawn[kind]
+                for kind in kinds
+                if sure[kind] == place or chance.random() < EXTRA
+            }
             if kept:
                 asked = replace(one.sampling or Sampling(), **kept)
                 requests[place] = replace(one, sampling=asked)
@@ -564,6 +583,25 @@ def _turns(draw: Draw, first: Planned) -> list[Planned]:
 def _like(first: Planned, one: Planned) -> Planned:
     """Return a turn of a session, with the adapter and the namespace of the first one."""
     return replace(one, session=first.session, adapter=first.adapter, space=first.space)
+
+
+def _rising(draw: Draw, turn: int) -> Iterator[Planned]:
+    """Let more urgent requests join a few, fill the last row, and outgrow the pool.
+
+    When one of them needs a page, those to be retracted are already a part of the step. The last of
+    the few ends first, and its next turn, which is the most urgent, arrives at once.
+    """
+    limits, priorities = draw.limits, PRIORITIES[:: 1 - turn % 2 * 2]
+    length = min(limits.pool // limits.rows - limits.window, limits.longest // 2)
+    for index in range(limits.rows):
+        # The first ones have been admitted when the others come.
+        late = (index >= limits.rows // 3) * (index + limits.rows // 2)
+        tokens = 3 * limits.window - (0 if late else limits.window // 2 + index)
+        one = replace(draw.alone(index, length, tokens, late), priority=priorities[late > 0])
+        yield one
+        if not late:
+            then = draw.second_turn(one, draw.chance.randint(1, limits.window), 0)
+            yield replace(then, priority=priorities[2])
 
 
 def _growing(draw: Draw) -> Iterator[Planned]:

@@ -88,11 +88,13 @@ def waves_of(job: Job, served: Common, engine: Engine) -> Iterator[Wave]:
 
 def least(waves: Iterator[Wave], enough: Callable[[], bool]) -> Iterator[Wave]:
     """Yield AT_LEAST waves, and more until `enough` returns True. Counts WHOLE at the end."""
-    for number, wave in enumerate(waves):
-        if number >= AT_LEAST and enough():
+    served = 0
+    for wave in waves:
+        if served >= AT_LEAST and enough():
             journal.count(**{WHOLE: 1})
             return
         yield wave
+        served += not wave.brief
 
 
 def compare(engine: Engine, served: Common, stop: Callable[[], bool]) -> None:

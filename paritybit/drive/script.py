@@ -74,8 +74,8 @@ class Sampling:
     None means the engine's default. The last token of each of the `bad_words` is forbidden after
     the others. `grammar` and `processor` are the numbers of a grammar and of a logit processor.
     Log-likelihoods are returned from the position `likelihoods` of the prompt on, or with -1, for
-    the output alone. With `ignore_eos`, no token ends the request. All engines accept the values in
-    these ranges.
+    the output alone. With `hidden_states`, those of its tokens are returned. With `ignore_eos`, no
+    token ends the request. All engines accept the values in these ranges.
     """
 
     top_k: Annotated[int, Meta(ge=1, le=VOCABULARY)] | None = None
@@ -93,6 +93,7 @@ class Sampling:
     grammar: Annotated[int, Meta(ge=1, le=MOST_EXTRAS)] | None = None
     processor: Annotated[int, Meta(ge=1, le=MOST_EXTRAS)] | None = None
     likelihoods: Annotated[int, Meta(ge=-1, lt=MOST_TOKENS)] | None = None
+    hidden_states: bool | None = None
     ignore_eos: bool | None = None
 
     def given(self) -> dict[str, Any]:
@@ -167,11 +168,16 @@ class Action:
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests and actions until the engine is idle. With `flush`, the cache is emptied then."""
+    """Requests and actions until the engine is idle.
+
+    With `flush`, the cache is emptied then. A `brief` wave shows what an action has left, and is
+    none of those that a row has to serve.
+    """
 
     requests: tuple[Planned, ...] = ()
     flush: bool = False
     actions: tuple[Action, ...] = ()
+    brief: bool = False
 
 
 @dataclass(frozen=True)

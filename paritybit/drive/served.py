@@ -118,7 +118,7 @@ class Common:
         if self.moves:
             given = with_aborts_of_moving(self.seed, given)
         if self.priorities:
-            given = with_priorities(self.seed, given)
+            given = with_priorities(self.seed, given, self.limits())
         acts = [one for one in self.ACTIONS if one != "adapters" or getattr(self, "adapters", None)]
         return with_actions(self.seed, given, acts) if self.actions else given
 

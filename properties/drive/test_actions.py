@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -89,8 +89,24 @@ def test_generated_actions_depend_on_the_seed_and_soon_include_all() -> None:
     assert not any(wave.flush for wave in drawn(3, 12))
     for seed in range(5):
         for kinds in (ACTIONS, ("flush",)):
-            assert {one.what for wave in drawn(seed, 5, kinds) for one in wave.actions} == {*kinds}
-    assert {what for plan in (*AT_ONCE, *LATER) for what in plan} == set(ACTIONS)
+            few = drawn(seed, 2 * 5 + len(AT_ONCE) + 1, kinds)  # Of which 5 are not brief.
+            assert {one.what for wave in few for one in wave.actions} == {*kinds}
+    assert {*AT_ONCE, *(what for plan in LATER for what in plan)} == set(ACTIONS)
+
+
+def test_the_same_prompts_come_before_and_after_each_action_between_requests() -> None:
+    for seed in range(5):
+        first, *others = [wave for wave in drawn(seed, 12) if wave.brief][: len(AT_ONCE) + 1]
+        assert {one.what for wave in others for one in wave.actions} == {*AT_ONCE}
+        assert not first.actions and len(first.requests) > 1
+        for wave in others:
+            assert {one.prompt for one in wave.requests} == {one.prompt for one in first.requests}
+            assert all(one.at == 0 for one in wave.actions)
+    for before, wave in pairwise(drawn(0, 60)[len(AT_ONCE) + 2 :]):
+        if wave.brief:
+            prompts = {one.prompt: one.adapter for one in before.requests}
+            assert all(prompts[one.prompt] == one.adapter for one in wave.requests)
+            assert len(wave.actions) == 1
 
 
 @pytest.mark.parametrize("capture", CAPTURES)

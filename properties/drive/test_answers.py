@@ -186,13 +186,14 @@ def test_a_token_that_a_grammar_does_not_allow_is_a_finding(
 
 
 def test_some_requests_of_the_first_waves_have_what_the_engine_can_give() -> None:
-    kinds = {"grammar", "processor", "likelihoods", "ignore_eos"}
+    kinds = {"grammar", "processor", "likelihoods", "hidden_states", "ignore_eos"}
     plain, drafts = SglangServed(), SglangServed("gpt_oss", speculative="standalone", topk=2)
     for served, seed in product((plain, drafts), range(4)):
-        traffic = replace(served, seed=seed).traffic()
+        mine = replace(served, seed=seed)
+        traffic = mine.traffic()
         waves = [wave for wave, _ in zip(traffic, range(AT_LEAST), strict=False)]
         asked = [one.sampling.given() for wave in waves for one in wave.requests if one.sampling]
-        assert {*chain(*asked)} & kinds == {*served.extras}
+        assert {*chain(*asked)} & kinds == {*mine.extras}
 
 
 def test_stop_strings_span_tokens() -> None:

@@ -13,7 +13,7 @@ from paritybit.drive.adapters import Adapter, adapter
 from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.served import DEVICES, PARALLEL
 
-NAMED = "sessions", "images", "split"
+NAMED = "sessions", "crowded", "images", "split"
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},

@@ -172,8 +172,10 @@ def test_prompts_have_each_length_at_which_the_behaviour_may_change(limits: Limi
         assert {*edges(limits)} <= {part[0].length for part in parts if len(part) > 1}
 
 
-def test_sessions_go_on_branch_and_are_aborted_as_one_conversation() -> None:
-    waves_of = [*islice(SglangServed(sessions=True).traffic(), 2 * len(KINDS))]
+@pytest.mark.parametrize("crowded", [False, True])
+def test_sessions_go_on_branch_and_are_aborted_as_one_conversation(crowded: bool) -> None:
+    served = SglangServed(sessions=True, crowded=crowded)
+    waves_of, chains = [*islice(served.traffic(), 2 * len(KINDS))], 0
     branches, aborted, sizes = 0, 0, Counter[int]()
     for wave in waves_of:
         by_name = {one.name: one for one in wave.requests}
@@ -186,19 +188,23 @@ def test_sessions_go_on_branch_and_are_aborted_as_one_conversation() -> None:
                 before = by_name[one.follows]
                 like = before.session, before.adapter, before.space
                 assert (one.session, one.adapter, one.space) == like
-        follows = [one.follows for one in sessions if one.follows is not None]
-        branches += len(follows) - len({*follows})
+        for odd in (0, 1):
+            mine = [one for one in sessions if (one.session or 0) % 2 == odd]
+            follows = [one.follows for one in mine if one.follows is not None]
+            branches += (1 - odd) * (len(follows) - len({*follows}))
+            chains += odd * (len(follows) == len({*follows}))
         aborted += sum(one.aborted is not None and one.follows is not None for one in sessions)
     assert branches > 3
+    assert (chains == len(waves_of)) is not crowded
     assert aborted > 3
     assert max(sizes) >= 4
 
 
 def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:
     given = list(islice(waves(0, LIMITS), len(KINDS)))
-    found = list(with_priorities(0, given))
-    assert found == list(with_priorities(0, given))
-    requests = [one for wave in found for one in wave.requests]
+    found = list(with_priorities(0, given, LIMITS))
+    assert found == list(with_priorities(0, given, LIMITS))
+    requests = [one for wave in found[1::2] for one in wave.requests]
     assert {one.priority for one in requests} == set(PRIORITIES)
     named = {one.name: one for one in requests}
     turns = [one for one in requests if one.follows is not None]
@@ -206,6 +212,26 @@ def test_priorities_are_drawn_and_kept_in_a_conversation() -> None:
     assert [replace(one, priority=None) for one in requests] == [
         one for wave in given for one in wave.requests
     ]
+
+
+@pytest.mark.parametrize("name", ("sglang", "vllm"))
+def test_more_urgent_requests_fill_the_last_row_and_come_just_as_others_end(name: str) -> None:
+    limits = adapter(name).settings().limits()
+    rising = [*with_priorities(0, [Wave(), Wave()], limits)][::2]
+    for wave, urgent in zip(rising, (1, -1), strict=True):
+        turns = [one for one in wave.requests if one.follows is not None]
+        first = [one for one in wave.requests if not one.arrives and one not in turns]
+        later = [one for one in wave.requests if one.arrives]
+        assert len(first) < len(later)
+        assert len(first) + len(later) == limits.rows
+        ranks = [{(one.priority or 0) * urgent for one in some} for some in (first, later, turns)]
+        assert max(ranks[0]) < min(ranks[1]) <= max(ranks[1]) < min(ranks[2])
+        ends = [one.arrives + one.tokens for one in (*later, *reversed(first))]
+        assert ends[-len(first) :] == sorted(ends)[: len(first)]
+        assert {one.follows for one in turns} == {one.name for one in first}
+        assert {one.arrives for one in turns} == {0}
+        prompts = sum(one.length for one in (*first, *later))
+        assert prompts < limits.pool < prompts + sum(one.tokens for one in (*first, *later))
 
 
 def steps(wave: Wave) -> list[set[str]]:
@@ -252,7 +278,7 @@ def test_each_engine_gets_batches_with_different_parameters_of_sampling(name: st
                 values = [getattr(sampling[each], one.name) for each in names]
                 mixed |= {one.name} if any(value != values[0] for value in values) else set()
         reused += len(set().union(*running)) > served.limits().rows
-    extras = {"grammar", "processor", "likelihoods", "ignore_eos"}
+    extras = {"grammar", "processor", "likelihoods", "hidden_states", "ignore_eos"}
     assert mixed >= {field.name for field in fields(Sampling)} - extras
     assert reused
     heats = {each.temperature for wave in islice(served.traffic(), 4) for each in wave.requests}

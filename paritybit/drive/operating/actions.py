@@ -3,13 +3,15 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paritybit.drive.script import Action, Planned, Wave
+from paritybit.drive.script import Action, Wave
 from paritybit.watch import journal
 
 if TYPE_CHECKING:
     from paritybit.drive.engine import Acts
+
+Plan = TypeVar("Plan")
 
 COUNT = "action: "
 """The prefix of the counts of actions."""
@@ -20,8 +22,8 @@ WHOLE = "rows served as a whole"
 LASTING, WHILE_RUNNING = frozenset({"pause", "retract"}), frozenset({"preempt"})
 """Actions that last until the act `continue`, and others that happen while requests run."""
 
-AT_ONCE = (("weights",), ("flush",), ("adapters",), ("sleep",))
-"""Actions before the first request of a wave arrives."""
+AT_ONCE = "weights", "flush", "adapters", "sleep"
+"""Actions before the first request of a brief wave arrives."""
 
 LATER = (
     ("pause",),
@@ -35,8 +37,9 @@ LATER = (
 )
 """Actions while requests run. The second one, if any, happens while the first lasts."""
 
-FEW, LONGEST = 8, 256
-"""The most tokens that a request with a repeated prompt generates, and of the repeating request."""
+FEW, MOST, LONGEST = 8, 4, 96
+"""The most tokens that a repeated request generates, the most of these requests, and the most
+tokens of one. A small pool has room for all."""
 
 
 @dataclass
@@ -104,55 +107,55 @@ class Operator:
 
 
 def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iterator[Wave]:
-    """Add actions to waves, and let some of their requests repeat prompts of the wave before.
+    """Add actions to waves, and let some requests of a wave come back after other actions.
 
-    No wave empties the cache, so there are entries that an action could corrupt.
+    Those of the first wave come back before it after each of AT_ONCE, so any row has time for
+    these. No wave empties the cache, so there are entries that an action could corrupt.
     """
-    chance, before = random.Random(f"actions {seed}"), Wave()
-    at_once, later = (deck(chance, plans, kinds) for plans in (AT_ONCE, LATER))
+    chance, first = random.Random(f"actions {seed}"), True
+    at_once = [one for one in AT_ONCE if one in kinds]
+    turns, later = deck(chance, at_once), deck(chance, possible(LATER, kinds))
     for wave in given:
+        if first and (few := brief(wave, "before")).requests:
+            first = False
+            yield few
+            for what in chance.sample(at_once, len(at_once)):
+                yield brief(wave, what, Action(what))
         # A poll after a request arrives, its prompt or a first chunk of it has just been computed.
         arrivals = [one.arrives for one in wave.requests if one.follows is None]
         actions: list[Action] = []
-        # At first, nothing is cached that could be read after an action.
-        for plans in (*((at_once,) if before.requests else ()), later, later):
-            first, *rest = next(plans, ("flush",))
-            start = 0
-            if plans is later:
-                start = chance.choice(arrivals) + chance.choice((1, 1, 2, 5))
-            actions.append(Action(first, start, chance.randint(len(rest), 4)))
+        for _ in range(2):
+            begins, *rest = next(later, ("flush",))
+            start = chance.choice(arrivals) + chance.choice((1, 1, 2, 5))
+            actions.append(Action(begins, start, chance.randint(len(rest), 4)))
             actions += [Action(what, start + 1) for what in rest]
-        again = repeated(wave, before)
-        yield replace(wave, actions=tuple(actions), requests=again, flush=False)
-        before = replace(wave, requests=again)
+        yield replace(wave, actions=tuple(actions), flush=False)
+        if (few := brief(wave, "again")).requests:
+            yield replace(few, actions=(Action(next(turns)),))
 
 
-def deck(
-    chance: random.Random, plans: Sequence[tuple[str, ...]], kinds: Sequence[str]
-) -> Iterator[tuple[str, ...]]:
-    """Yield the plans with these kinds of actions in random order and with equal frequency."""
-    possible = [plan for plan in plans if set(plan) <= set(kinds)]
-    while possible:
-        yield from chance.sample(possible, len(possible))
+def possible(plans: Sequence[tuple[str, ...]], kinds: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the plans with these kinds of actions."""
+    return [plan for plan in plans if set(plan) <= set(kinds)]
 
 
-def repeated(wave: Wave, before: Wave) -> tuple[Planned, ...]:
-    """Return the requests of a wave. Every second one begins like one of the wave before.
+def deck(chance: random.Random, plans: Sequence[Plan]) -> Iterator[Plan]:
+    """Yield plans in random order and with equal frequency."""
+    while plans:
+        yield from chance.sample(plans, len(plans))
 
-    It has the prompt, the adapter and the namespace of that one. Those with the fewest generated
-    tokens come first, as a cache still has the window at their end.
-    """
-    requests = list(wave.requests)
-    old = [one for one in before.requests if one.follows is None and one.tokens <= FEW]
-    old.sort(key=lambda one: one.tokens)
-    for place, earlier in zip(range(0, len(requests), 2), old, strict=False):
-        one = requests[place]
-        if (
-            one.follows is None
-            and one.session is None
-            and earlier.length + one.length + one.tokens <= LONGEST
-        ):
-            prompt = (*earlier.prompt, *one.prompt)
-            like = earlier.adapter, earlier.space
-            requests[place] = replace(one, prompt=prompt, adapter=like[0], space=like[1])
-    return tuple(requests)
+
+def brief(wave: Wave, why: str, *actions: Action) -> Wave:
+    """Return a brief wave: the longest prompts of a wave whose requests generate few tokens."""
+    found = [
+        one
+        for one in wave.requests
+        if one.tokens <= FEW
+        and one.length + one.tokens <= LONGEST
+        and (one.follows, one.session, one.aborted) == (None, None, None)
+    ]
+    found.sort(key=lambda one: -one.length)
+    requests = (
+        replace(one, name=f"{why} {one.name}", arrives=at) for at, one in enumerate(found[:MOST])
+    )
+    return Wave(tuple(requests), actions=actions, brief=True)

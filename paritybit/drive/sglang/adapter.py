@@ -105,7 +105,11 @@ TABLE = Table(
         "KV": {"plain KV": {}, "fp8 KV": {"quantised": True}},
         "queue": {"first come, first served": {}, "priorities": {"priorities": True}},
         "operator": {"no actions": {}, "actions": {"actions": True}},
-        "conversations": {"whole conversations": {}, "sessions": {"sessions": True}},
+        "conversations": {
+            "whole conversations": {},
+            "sessions": {"sessions": True},
+            "crowded sessions": {"sessions": True, "crowded": True},
+        },
     },
     apart=[
         (DRAFTS, ("Gemma 4", *OTHER_MODELS)),
@@ -122,9 +126,12 @@ TABLE = Table(
         (COMPRESSED[1:], ("page size 1", "page size 4", "page size 16", "fp8 KV")),
         (COMPRESSED[1:], ("breakable prefill graphs",)),
         (("sessions",), ("images", *APART, SHARED, SPLIT)),
+        (("crowded sessions",), ("images", *APART, SHARED, SPLIT)),
     ],
     failing=[
         (UNTRIED,),
+        # 0.5.23 lets a later turn change one that runs: see `docs/findings.md`.
+        (("crowded sessions",),),
         # 0.5.23 ends with an IndexError in `filter_batch` when it retracts a request.
         (("draft model",), ("no overlap",)),
         # 0.5.23 keeps a part of a draft's KV on the host: see `docs/findings.md`.

@@ -127,6 +127,10 @@ class Sglang(Engine):
         """The sessions whose end the engine was asked for."""
         self._inexact = set[str | None]()
         """Turns of sessions that the engine may refuse, or give another prompt."""
+        self._turns: dict[str, int] = {}
+        """The session of each turn of one that keeps its slots."""
+        self._kept: dict[int, list[int]] = {}
+        """The tokens of each of these: those of its last turn that was not aborted."""
         self._late: list[Any] = []
         """Requests that arrive with the next poll."""
         self._role = list[str]()
@@ -329,8 +333,8 @@ class Sglang(Engine):
         opened, self._opened = self._opened, []
         return [*first, *opened, *given, *self._closed()]
 
-    def _of_session(self, one: Planned, prompt: list[int]) -> tuple[list[int], Any]:
-        """Return the new tokens of a turn of a session, and what identifies it.
+    def _of_session(self, one: Planned, prompt: list[int]) -> tuple[list[int], list[int], Any]:
+        """Return the new tokens of a turn of a session, all of its tokens, and its name.
 
         The first turn opens the session. A streaming one, as every second one, has no branches, and
         goes on after its last turn that was not aborted.
@@ -345,12 +349,15 @@ class Sglang(Engine):
             self._opened.append(self.structures.OpenSessionReqInput(**how))
         turns.append(one.name)
         goes_on = not opens and (knows or streams)
-        wrong = one.follows in self._inexact | self._aborted or (streams and latest != one.follows)
-        if goes_on and wrong:
+        wrong = latest != one.follows if streams else one.follows in self._aborted
+        if goes_on and (wrong or one.follows in self._inexact):
             self._inexact.add(one.name)
+        if streams:
+            self._turns[one.name] = one.session
+            prompt = [*self._kept.get(one.session, ()), *one.ids()] if goes_on else prompt
         rid = one.follows if knows and not streams else None
         params = self.structures.SessionParams(id=name, rid=rid)
-        return one.ids() if goes_on else prompt, params
+        return one.ids() if goes_on else prompt, prompt, params
 
     def _pictured(self, one: Planned, pictures: Sequence[tuple[int, Part]]) -> Any:
         """Return the images of a prompt, as the engine's processor would."""
@@ -387,6 +394,7 @@ class Sglang(Engine):
                 given.append(self.structures.CloseSessionReqInput(session_id=name))
             if ended:
                 del self._sessions[number]
+                self._kept.pop(number, None)
         return given
 
     def _streams(self, one: Planned) -> bool:
@@ -415,7 +423,7 @@ class Sglang(Engine):
             given["priority"] = one.priority
         new = prompt
         if one.session is not None:
-            new, given["session_params"] = self._of_session(one, prompt)
+            new, prompt, given["session_params"] = self._of_session(one, prompt)
         if pictures := [*images_of(one.prompt)]:
             given["mm_inputs"] = self._pictured(one, pictures)
         if self.served.apart:
@@ -425,6 +433,8 @@ class Sglang(Engine):
         # Such a session has none of prompts. Those of images would be those of their hashes.
         if more.likelihoods is not None and (self._streams(one) or pictures):
             more = replace(more, likelihoods=-1)
+        if more.hidden_states:
+            given["return_hidden_states"] = True
         if more.processor is not None:
             given["custom_logit_processor"] = processor(more.processor)
         # Older releases return what was accepted after a string.
@@ -550,6 +560,9 @@ class Sglang(Engine):
             answer.reason = {"stop": reason.get("matched"), "length": NUMBER}.get(reason["type"])
             cut = request in self._aborted or len(answer.prompt) + answer.most > room
             answer.judge(request, cut=cut)
+            session = self._turns.pop(request, None)
+            if session is not None and reason["type"] != "abort":
+                self._kept[session] = [*answer.prompt, *answer.tokens]
             if self.likely is not None:
                 self.likely[request] = answer.steps
         self.player.ended(request, answer.tokens if answer is not None else ())

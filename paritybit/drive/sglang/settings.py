@@ -125,7 +125,8 @@ class SglangServed(Common):
     the pool. With `apart`, an engine in another process computes the prompts. With `quantised`, KV
     has floats of eight bits. With `shared`, all ranks share the context of each request. With
     `split`, each rank computes a part of each prompt. With `sessions`, some conversations are
-    sessions. With `images`, which Qwen2-VL alone has, some prompts have images.
+    sessions, of which `crowded` ones have turns that the engine refuses. With `images`, which
+    Qwen2-VL alone has, some prompts have images.
     """
 
     ACTIONS: ClassVar = tuple(one for one in ACTIONS if one != "sleep")
@@ -156,6 +157,7 @@ class SglangServed(Common):
     shared: bool = False
     split: bool = False
     sessions: bool = False
+    crowded: bool = False
     images: bool = False
 
     def __post_init__(self) -> None:
@@ -173,7 +175,8 @@ class SglangServed(Common):
         if self.host_cache:
             given = with_returns(self.seed, given, self.limits(), flush=self.storage)
         given = with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
-        given = with_sessions(self.seed, given, self.limits()) if self.sessions else given
+        if self.sessions:
+            given = with_sessions(self.seed, given, self.limits(), crowded=self.crowded)
         return with_images(self.seed, given) if self.images else given
 
     @property
@@ -189,7 +192,8 @@ class SglangServed(Common):
     @property
     @override
     def extras(self) -> Sequence[str]:
-        extras = extras_with_drafts(self.speculative is not None, self.forced)
+        extras = [*extras_with_drafts(self.speculative is not None, self.forced)]
+        extras += ["hidden_states"] * (self.seed % 2)
         # A router adds the likelihoods of a prompt, which only the engine for prefill has.
         return [one for one in extras if not (self.apart and one == "likelihoods")]
 
@@ -260,6 +264,7 @@ class SglangServed(Common):
             "enable-priority-scheduling": self.priorities,
             "enable-streaming-session": self.streams(package),
             "enable-custom-logit-processor": "processor" in self.extras,
+            "enable-return-hidden-states": "hidden_states" in self.extras,
             **self._backend(),
             **self._graphs(known),
             **self._speculation(folder, package),
