@@ -16,13 +16,14 @@ def test_memory_that_was_given_up_has_other_bytes_and_what_was_kept_comes_back()
         index = torch.arange(8)
         outside.add_(1)
         with memory.use_memory_pool("kv_cache"):
-            kv = torch.zeros(3, 4)[1:]
+            kv, sizes = torch.zeros(3, 4)[1:], torch.tensor([16, 32])
         table = torch.ones(2)
     with memory.use_memory_pool("weights"):
         weights = torch.full((4,), 2.0)
     memory.sleep(("runtime",))
     dropped = kv[0, 0].item()
     assert dropped
+    assert {*sizes.tolist()}.isdisjoint((16, 32))
     assert index.tolist() != [*range(8)]
     assert outside.tolist() == [1] * 4
     memory.wake_up(["weights"])

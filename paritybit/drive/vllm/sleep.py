@@ -32,7 +32,9 @@ class Noting(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and note what is not a part of its arguments."""
         made = function(*args, **(kwargs or {}))
-        given = storages((args, kwargs))
+        # It is the only operation for what `torch.tensor` has just allocated.
+        fresh = function is torch.ops.aten.lift_fresh.default
+        given = {} if fresh else storages((args, kwargs))
         for address, storage in storages(made).items():
             if address not in given:
                 self.note(storage)

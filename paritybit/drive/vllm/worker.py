@@ -12,9 +12,10 @@ runners: Any = importlib.import_module("vllm.v1.worker.gpu_model_runner")
 
 
 class Runner(workers.CPUModelRunner):  # type: ignore[misc]
-    """A CPU model runner that wraps its model for graphs, as on CUDA."""
+    """A CPU model runner that wraps its model for graphs, and unwraps it, as on CUDA."""
 
     load_model = runners.GPUModelRunner.load_model
+    get_model = runners.GPUModelRunner.get_model
 
 
 class Worker(workers.CPUWorker):  # type: ignore[misc]
