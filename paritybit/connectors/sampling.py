@@ -29,6 +29,9 @@ ALIKE = "another row of the forward has the same values"
 UNSEEN = "it is not seen what the forward computed"
 """Why it is not judged which row is handed on."""
 
+RETURNED = "hidden states recorded"
+"""The hidden states of a request's tokens, which it asked for."""
+
 MADE = "token recorded"
 """A token of a request, which was sampled for it."""
 

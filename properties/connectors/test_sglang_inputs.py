@@ -512,7 +512,7 @@ def test_the_sampler_gets_the_logits_of_each_row(
     assert sampled(engine) == {"a": {5: 7}, "b": {5: 8}, "c": {5: 9}}
     given.clear()
     requests = [Part(rid=name, origin_input_ids=[0] * 5, output_ids=[9]) for name in "bc"]
-    hooked(engine.records, lambda *_: None, None, Part(reqs=requests))
+    hooked(engine.records, lambda *_: None, None, Part(reqs=requests), None)
     (tokens_of,) = given
     assert (tokens_of.held.tolist(), tokens_of.right.tolist()) == ([9, 9], [8, 9])
     given.clear()
@@ -522,6 +522,41 @@ def test_the_sampler_gets_the_logits_of_each_row(
     hooked(engine.samples, lambda *_: tokens, None, Part(next_token_logits=logits))
     assert sampled(engine) == {}
     assert [one.untried for one in given] == [UNSEEN]
+
+
+@pytest.mark.parametrize("mode", ["EXTEND", "DECODE"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_hidden_states_are_recorded_for_the_request_whose_tokens_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, late: int
+) -> None:
+    """The first request asks for none, and the second one only for the last ones."""
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    given = list[RowValues]()
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
+    sizes = [3, 1, 2, 4] if mode == "EXTEND" else [1] * 4
+    ends = [sum(sizes[: at + 1]) - late * (at == 2) for at in range(4)]
+    known = torch.randn(sum(sizes), 4)
+    asked = zip("abcd", (False, "last", True, True), strict=True)
+    requests = [
+        Part(rid=one, return_hidden_states=how, hidden_states=[[0.0] * 4]) for one, how in asked
+    ]
+    batch = Part(reqs=requests, forward_mode=Part(name=mode), extend_lens=sizes)
+
+    def record(*_: Any) -> None:
+        for request, end, size in zip(requests[1:], ends[1:], sizes[1:], strict=True):
+            mine = known[end - size : end].tolist()
+            request.hidden_states += [mine] if mode == "EXTEND" else mine
+
+    with monkeypatch.context() as without:
+        without.setattr(engine, "recording", Part(made={}, recorded=lambda _: ()))
+        result = Part(logits_output=Part(hidden_states=known))
+        hooked(engine.records, record, None, batch, result)
+    (judged,) = given
+    wrong = wrong_row.differing(judged).nonzero().flatten().tolist()
+    assert judged.requests == ["c"] * sizes[2] + ["d"] * sizes[3]
+    assert wrong == [*range(sizes[2])][: late * sizes[2]]
+    assert judged.explain is not None
+    assert not late or judged.explain(0) == "it is that of token 0 of request b"
 
 
 def test_the_ends_of_a_request_are_masked_until_it_has_enough_tokens() -> None:

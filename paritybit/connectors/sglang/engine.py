@@ -30,6 +30,7 @@ from paritybit.connectors.sampling import (
     untried,
 )
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
+from paritybit.connectors.sglang.drafts import DraftStates
 from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
@@ -100,6 +101,7 @@ class SglangEngine(Models):
         self.places: Mapping[str, int | None] = {}
         """The first position of each request that is sampled next, or None if that is not used."""
         self.recording = Recording()
+        self.draft_states = DraftStates()
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -232,11 +234,21 @@ class SglangEngine(Models):
             with nullcontext() if graph_runner is None else self.running(graph_runner, run):
                 output = run()
             self.arrived()
+            self.followed(now, run, output)
             if watcher.between_stages:
                 output = output[0] if isinstance(output, tuple) else maybe(output, "logits_output")
                 self.exchanged("sent", output, now.live)
         if self.states is not None:
             self.states.end(watcher)
+
+    def followed(self, now: SglangForward, run: Call, output: Any) -> None:
+        """Note the hidden states that a forward returned, if a draft model gets them."""
+        known, given = self.draft_states, (now.batch, now.rows, output)
+        if now.model.ahead:
+            self.rows("draft", known.returns(*given, run.arguments.get("select_index")))
+        elif not now.model.drafts and any(model.ahead for model in self.models.values()):
+            with self.recognising("rows"):
+                known.computed(*given)
 
     def ended(self, now: Any) -> None:
         """Report what was not judged before the forward."""
@@ -252,6 +264,7 @@ class SglangEngine(Models):
     ) -> None:
         """Run a forward that is not checked, and report only the slots that it writes."""
         self.recording.unseen(request.rid for request in self.requests)
+        self.draft_states.forget()
         owned = model.pool.slots(batch.out_cache_loc) if self.rewrites else {}
         if self.states is not None and not model.drafts:
             owned |= self.states.written(batch)
@@ -308,6 +321,8 @@ class SglangEngine(Models):
         watcher.lines.note(SLOTS, {f"req_to_token {name}": table for name in model.pool.groups})
         if not model.drafts:
             self.judge_rows(batch, rows.mode_of(batch))
+        elif model.ahead:
+            self.rows("draft", self.draft_states.given(batch, now.rows))
         if now.implied and maybe(batch, "encoder_lens") is None:
             self.judge_batch(watcher, now)
         watcher.judge_inputs("LoRA", sampling.buffers_used(now, self.requests))
@@ -399,9 +414,12 @@ class SglangEngine(Models):
         elif self.requests:
             self.recording.unseen(request.rid for request in self.requests)
 
-    def records(self, original: Call, scheduler: Any, batch: Any) -> None:
-        """Judge which tokens the scheduler records for the requests of a batch."""
+    def records(self, original: Call, scheduler: Any, batch: Any, result: Any) -> None:
+        """Judge what the scheduler records for the requests of a batch: tokens, hidden states."""
+        hidden = rows.Recorded.of(batch, result)
         original()
+        if hidden is not None:
+            self.rows("scheduler", hidden.values())
         mine = [one for one in batch.reqs if one.rid in self.recording.made]
         known = {one.rid: (len(one.origin_input_ids), one.output_ids) for one in mine}
         self.rows("scheduler", self.recording.recorded(known))

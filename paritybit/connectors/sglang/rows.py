@@ -7,6 +7,7 @@ tokens are unknown before the replay.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import Content, Places, content_of, shown
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.sampling import untried
+from paritybit.connectors.sampling import RETURNED, handed_on, row_sums, untried
 from paritybit.connectors.sglang.pools import LOCATIONS, PREFILLS, SglangPool
 from paritybit.watch.bits import on_host
 from paritybit.watch.facts import Base, Forward, Row, RowValues
@@ -281,6 +282,53 @@ def roots(batch: Any, requests: Sequence[Any]) -> Iterator[RowValues]:
             late.append(request.rid)
     yield RowValues("input_ids", names, held, right, filled=batch.input_ids)
     yield from untried("input_ids", late, "the host does not know the last token yet")
+
+
+@dataclass
+class Recorded:
+    """The requests of a batch that asked for hidden states, before the scheduler records them.
+
+    `known` are those of a forward, [tokens, size], and `spans` the tokens of each request in it.
+    """
+
+    requests: Sequence[Any]
+    counts: Sequence[int | None]
+    known: Tensor
+    spans: Sequence[range]
+
+    @classmethod
+    def of(cls, batch: Any, result: Any) -> "Recorded | None":
+        """Return those of a batch and its result, or None if there are none, or too many tokens."""
+        known, asked = maybe(result, "logits_output.hidden_states"), "return_hidden_states"
+        counts = [
+            len(one.hidden_states) if maybe(one, asked) is True else None for one in batch.reqs
+        ]
+        if not isinstance(known, Tensor) or counts == [None] * len(counts):
+            return None
+        sizes = [1] * len(counts)
+        if mode_of(batch) in PREFILLS:
+            sizes = maybe(result, "extend_input_len_per_req") or batch.extend_lens
+        ends = [*accumulate(sizes)]
+        spans = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return cls(batch.reqs, counts, known, spans) if len(known) == ends[-1] else None
+
+    def values(self) -> Iterator[RowValues]:
+        """Yield whose hidden states the scheduler has recorded since for each request."""
+        names, given, places = list[str](), list[Tensor](), list[int]()
+        for request, count, span in zip(self.requests, self.counts, self.spans, strict=True):
+            new = [] if count is None else request.hidden_states[count:]
+            for one in new:
+                given.append(torch.tensor(one).reshape(-1, self.known.shape[1]))
+            mine = span if new else ()
+            names += [request.rid] * len(mine)
+            places += mine
+        if given:
+            pairs = zip(self.requests, self.spans, strict=True)
+            whose = [
+                f"token {at - span[0]} of request {one.rid}" for one, span in pairs for at in span
+            ]
+            sums = row_sums(torch.cat(given)), row_sums(self.known.cpu())
+            yield from handed_on(RETURNED, names, sums[0], places, sums[1], whose)
 
 
 def host(values: Any, tensor: Any) -> list[int]:
