@@ -266,7 +266,17 @@ def buffers_used(now: Any, requests: Sequence[Any]) -> list[StaticInput]:
     ]
     used = used_by(info, len(wanted))
     indices = expected("weight_indices", torch.tensor(used), wanted, info.weight_indices)
-    return [indices, *weights_loaded(model, pool, info.lora_ranks.tolist(), used)]
+    kept = unloaded(pool, manager)
+    return [indices, *kept, *weights_loaded(model, pool, info.lora_ranks.tolist(), used)]
+
+
+def unloaded(pool: Any, manager: Any) -> Iterator[StaticInput]:
+    """Yield which buffers have an adapter that is not loaded, in releases that remove it."""
+    if (loaded := maybe(manager, "loras")) is not None and hasattr(pool, "remove_lora"):
+        names = [one for one in pool.buffer_id_to_uid if isinstance(one, str)]
+        held, source = [int(one not in loaded) for one in names], place_of(pool.remove_lora)
+        one = expected("adapters in buffers", torch.tensor(held), [0] * len(names))
+        yield replace(one, source=source)
 
 
 def weights_loaded(
