@@ -97,6 +97,9 @@ OUT_OF_BOUNDS = "a forward pass accesses memory out of bounds"
 CAPTURED = "captured at "
 """The prefix of a note with the line at which a graph captured what raised an error."""
 
+LAUNCHES = "/triton/runtime/"
+"""A part of the path of what launches a kernel, which is interpreted on a CPU."""
+
 Frame = tuple[FrameType, int]
 """A frame of a traceback and its line."""
 
@@ -138,6 +141,7 @@ def fault_of(error: BaseException, counts: Mapping[str, int]) -> EngineError | N
         # What stands in for a kernel or a graph gets its indices from the engine.
         path = Path(frames[-1][0].f_code.co_filename).resolve()
         stands_in = any(path.is_relative_to(PACKAGE / part) for part in ("drive", "engines"))
+        stands_in |= LAUNCHES in path.as_posix()
         what = OUT_OF_BOUNDS if what and stands_in and RANGE.search(str(error)) else None
     if what is None:
         return None

@@ -207,11 +207,12 @@ def test_an_error_names_the_nearest_line_that_does_more_than_check(call: str, li
 @pytest.mark.parametrize(
     ("code", "found"), [("torch.zeros(3)[torch.tensor([7])]", True), ("raise ValueError", False)]
 )
+@pytest.mark.parametrize("path", [f"{PACKAGE}/drive/vllm/a.py", "/e/triton/runtime/interpreter.py"])
 def test_an_index_beyond_what_a_replaced_kernel_reads_is_the_engine_s_fault(
-    code: str, found: bool
+    code: str, found: bool, path: str
 ) -> None:
     kernel = {"torch": torch}
-    exec(compile(f"def store():\n    {code}\n", f"{PACKAGE}/drive/vllm/a.py", "exec"), kernel)
+    exec(compile(f"def store():\n    {code}\n", path, "exec"), kernel)
     try:
         exec(compile("kernel()", "/e/vllm/v1/worker/a.py", "exec"), {"kernel": kernel["store"]})
     except Exception as error:
