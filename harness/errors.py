@@ -84,10 +84,10 @@ def without_secrets(text: str) -> str:
     return INSIDE.sub(lambda found: f"{found['before'] or found['user']}{HIDDEN}", text)
 
 
-def require_known(what: str, name: str, names: Iterable[str]) -> None:
+def require_known(what: str, name: str, names: Iterable[str], command: str = "") -> None:
     """Raise UnknownNameError unless `name` is one of `names`.
 
-    The message lists all names if they are few, else the NEAREST ones.
+    The message lists all names if they are few, else the NEAREST ones, and the command for all.
     """
     valid = list(names)
     if name in valid:
@@ -96,6 +96,7 @@ def require_known(what: str, name: str, names: Iterable[str]) -> None:
     near = difflib.get_close_matches(name[:LONGEST_VALUE], valid, NEAREST, 0.0)
     few = len(valid) <= MOST_LISTED
     hint = f"valid: {', '.join(valid)}" if few else f"the nearest names are {', '.join(near)}"
+    hint += f" ({command} has all)" if command and not few else ""
     raise UnknownNameError(f"unknown {what} {quote(name)}; {hint}")
 
 

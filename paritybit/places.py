@@ -1,7 +1,7 @@
 """Where the packages of this build lie, and where paritybit keeps large files.
 
-A checkout has `harness/`, `reference/`, `subjects/` and `reports/` next to `paritybit/`; an
-installed package has them inside it.
+A checkout has `harness/`, `reference/`, `subjects/`, `reports/` and `docs/` next to `paritybit/`;
+an installed package has them inside it.
 """
 
 import os
@@ -14,7 +14,13 @@ IMPORT_FOLDER = PACKAGE.parent
 """The folder that must be on `sys.path` to import `paritybit`."""
 
 SOURCES = PACKAGE if (PACKAGE / "harness").is_dir() else PACKAGE.parent
-"""The folder that holds `harness/`, `reference/`, `subjects/` and `reports/`."""
+"""The folder that holds `harness/`, `reference/`, `subjects/`, `reports/` and `docs/`."""
+
+PAGES = SOURCES / "docs"
+"""The folder of the documents."""
+
+OWN_ENGINE = PAGES / "own-engine.md"
+"""The page that says how to connect an engine."""
 
 KNOWN_FINDINGS = "paritybit-known.json"
 """The file of an engine's tree that lists its known findings."""

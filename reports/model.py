@@ -45,11 +45,12 @@ class Fact:
 
 @dataclass(frozen=True)
 class ReplayCommand:
-    """A command that replays a case. It runs in the folder of the run; `file` is the case."""
+    """A command that replays a case, `file`. It runs `where`."""
 
     kind: ClassVar = "replay"
     file: str
     options: str = ""
+    where: str = "in the folder of this page"
 
     def text(self, folder: str = "") -> str:
         """Return the command. `folder` is the folder of the run, if it runs elsewhere."""

@@ -1,6 +1,6 @@
 """The report of a run of `watch`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paritybit.reports.model import (
     Block,
@@ -84,6 +84,7 @@ def report_of(record: WatchRecord) -> Report:
                 "Findings by cause",
                 tuple(card(one, names[one.name], follows.get(one.name), engine) for one in groups),
             ),
+            *in_ci(roots),
             *baseline(record),
             PageSection("configs", "What was tried", tuple(tried_blocks(record)), folded=True),
             PageSection(
@@ -171,6 +172,16 @@ def replay_of(finding: RecordedFinding, engine: str) -> ReplayCommand | None:
     if finding.case is None:
         return None
     return ReplayCommand(f"cases/{finding.case}", f" --engine {engine}")
+
+
+def in_ci(roots: Sequence[CauseGroup]) -> Iterator[PageSection]:
+    """Yield how the engine's CI replays the worst case, if there is one that is not known."""
+    found = (root.findings[0] for root in roots)
+    new = (one for one in found if one.known is None and one.case and one.again is not False)
+    if (worst := next(new, None)) is not None:
+        text = "Copy this case to the engine's repository. Its CI replays it there:"
+        command = ReplayCommand(str(worst.case), " --engine .", "in the engine's repository")
+        yield PageSection("ci", "In the engine's CI", (Paragraph(text), command))
 
 
 def card(group: CauseGroup, anchor: str, follows: str | None, engine: str) -> Card:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
 
-from paritybit.reports.model import MOST_CAUSES, DataTable, Failure, Piece, Report
+from paritybit.reports.model import MOST_CAUSES, DataTable, Failure, Piece, ReplayCommand, Report
 from rich.markup import escape
 from rich.table import Table as Grid
 
@@ -56,8 +56,18 @@ def lines(report: Report, folder: Path) -> Iterator[tuple[str, str | None]]:
         yield from ((f"  {line}", None) for line in cause_lines(cause, folder))
     if len(report.causes) > MOST_CAUSES:
         yield f"{len(report.causes) - MOST_CAUSES} more causes; the page has all", None
-    if report.causes:
+    if report.causes or len(report.undecided) > 1:
         yield from ((f"undecided: {reason}", None) for reason in report.undecided)
+    for command in commands_of(report, "ci"):
+        yield "to replay it in the engine's CI, copy its case to the engine's repository:", None
+        yield f"  cp {folder}/cases/{command.file} .", None
+        yield f"  {command.text()}", None
+
+
+def commands_of(report: Report, anchor: str) -> Iterator[ReplayCommand]:
+    """Yield the commands in a section of a report."""
+    blocks = (block for one in report.sections if one.anchor == anchor for block in one.blocks)
+    return (block for block in blocks if isinstance(block, ReplayCommand))
 
 
 def cause_lines(cause: Failure, folder: Path) -> Iterator[str]:

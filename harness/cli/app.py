@@ -149,7 +149,9 @@ def path(text: str | Path) -> Path:
 
 Device = Literal["auto", "cpu", "cuda"]
 Undecided = Literal["fail", "warn"]
-Kind = Literal["bugs", "runners", "models", "properties", "findings", "words"]
+Kind = Literal[
+    "checks", "settings", "findings", "pages", "words", "bugs", "runners", "models", "properties"
+]
 EngineName = Literal["sglang", "transformers", "vllm"]
 
 
@@ -418,7 +420,7 @@ def list_names(
     kind: Kind | None = typer.Argument(None, show_default="a summary of all", help="Kind of names"),
     json: bool = flag("json", "Print JSON"),
 ) -> int:
-    """List bugs, runners, models, properties, findings or words."""
+    """List checks, settings, findings of releases, pages and more."""
     from paritybit.harness.cli.names import run_list
 
     return run_list(kind, as_json=json)

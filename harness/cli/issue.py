@@ -49,7 +49,7 @@ def run_issue(path: Path, later: Path | None, *, markdown: bool) -> int:
         raise MalformedError(f"{path} has no finding that is not known")
     for name, content in written:
         write_whole(folder / name, content)
-        print(folder / name)
+        print((folder / name).resolve())
     return OK
 
 

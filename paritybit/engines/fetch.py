@@ -16,7 +16,7 @@ from pathlib import Path
 from paritybit.harness.errors import CannotRunError, MalformedError, quote
 
 from paritybit.engines.packages import PACKAGES, Package
-from paritybit.places import cache_folder
+from paritybit.places import OWN_ENGINE, cache_folder
 
 FOLDER_VARIABLE = "PARITYBIT_ENGINES"
 """The variable with the folder of engines, in place of `engines` in the user's cache."""
@@ -85,8 +85,8 @@ def package_of(spec: str, known: Collection[Package] = PACKAGES.values()) -> Pac
     names = ", ".join(f"{package.name}[==VERSION]" for package in known)
     folders = ", ".join(f"{package.name}/{package.marker}" for package in known)
     raise MalformedError(
-        f"{quote(spec)} is not an engine; expected one of {names}, or a folder that contains one "
-        f"of {folders}, directly or in its subfolder python or src"
+        f"{quote(spec)} is not an engine; expected one of {names}, or a folder with {folders}, "
+        f"directly or below python or src; others need 'watch -- COMMAND': see {OWN_ENGINE}"
     )
 
 

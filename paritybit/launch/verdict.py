@@ -35,7 +35,12 @@ COUNTED: Mapping[str, str] = {
 }
 """Counts that must not be zero if an engine counts them."""
 
-NO_ENGINE = "no engine that the sanitizer supports was loaded"
+NO_ENGINE = (
+    "no engine that the sanitizer supports was loaded; to connect another, see own-engine.md in "
+    "'paritybit list pages'"
+)
+
+NOT_READY = "no engine was ready before the time was over; --seconds gives it more"
 
 ENGINE_ERROR = "engine error"
 """The check whose finding says why an engine ended."""
@@ -127,7 +132,8 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
                 yield sentence if len(outcomes) == 1 else f"{sentence} in {outcome.name}"
                 break
     if not any(one.tally.started for one in outcomes):
-        yield NO_ENGINE
+        late = all(one.values and one.code == 0 for one in outcomes)
+        yield NOT_READY if late else NO_ENGINE
         return
     nowhere = [
         sentence
@@ -188,7 +194,7 @@ def verdict_of(
         return "finding", f"{plural(number, 'finding')} with {causes} in {seen}"
     if open_:
         more = f"; and {len(open_) - 1} more" if len(open_) > 1 else ""
-        scope = f"; no finding in {seen}" if any(counts.values()) else ""
+        scope = f"; no finding in {seen}" if counts.get("forwards") else ""
         return "undecided", f"{open_[0]}{more}{scope}"
     if interrupted is not None:
         return "undecided", f"interrupted ({interrupted}); no finding in {seen}"
@@ -204,8 +210,8 @@ def scope_of(counts: Mapping[str, int]) -> str:
     def count(name: str) -> int:
         return counts.get(name, 0)
 
-    if not any(counts.values()):
-        return "nothing yet"
+    if not count("forwards"):
+        return "no forward pass"
     actions = sum(number for name, number in counts.items() if name.startswith(COUNT))
     return (
         f"{plural(count('forwards'), 'forward')}, {plural(count('replays'), 'replay')} "

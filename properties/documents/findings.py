@@ -12,7 +12,7 @@ from properties.planting.faults import FOLDER, TABLES, read
 from properties.support.places import ROOT
 
 EVIDENCE = ROOT / "reports/evidence"
-FOUND_IN, FIELD = EVIDENCE / "found.toml", EVIDENCE / "field.toml"
+FOUND_IN, FIELD = ROOT / "reports/found.toml", EVIDENCE / "field.toml"
 REPORTS = ROOT / "docs/reports"
 
 REPOSITORIES: Mapping[str, str] = {

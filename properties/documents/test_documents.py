@@ -9,14 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from paritybit.harness.cli import names
 from paritybit.harness.records.codec import encoded
-from paritybit.reports.sent import SENT
 from paritybit.subjects.bugs.catalogue import BUGS
 
 from paritybit.__main__ import main
 from paritybit.compat import tomllib
 from paritybit.launch.known import known_findings
-from paritybit.watch.checks import CHECKS
 from properties.documents import commands as commands_of
 from properties.documents import findings, made
 from properties.documents.commands import STARTS
@@ -146,14 +145,13 @@ def test_each_report_is_that_of_a_finding_without_a_thread() -> None:
     assert not [one for one in findings.entries() if {"report", "thread"} <= one.keys()]
 
 
-def test_the_list_of_findings_names_each_report_by_its_check() -> None:
-    named: dict[str, tuple[str, ...]] = {}
-    for entry in findings.entries():
-        if "report" in entry:
-            check = entry["finding"].partition(":")[0]
-            named[check] = (*named.get(check, ()), entry["report"])
-    assert named == SENT
-    assert SENT.keys() <= CHECKS.keys()
+def test_the_list_of_findings_has_all_and_those_of_a_release_one_after_another() -> None:
+    listed = dict(names.findings())
+    assert len(listed) == len(findings.entries())
+    reports = [one for one in listed.values() if one.endswith(".md")]
+    assert len(reports) == len(REPORTS) - 1 and all(Path(one).is_file() for one in reports)
+    first = [one.partition(":")[0] for one in listed if one.startswith("sglang 0.5.1")]
+    assert first[0] == "sglang 0.5.11" and first == sorted(first, key=lambda one: one[:13])
 
 
 @pytest.mark.parametrize("name", sorted(REPORTS - {"docs/reports/README.md"}))

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "properties" / "corpus"
 
-PACKAGES = ("paritybit", "harness", "reference", "reports", "subjects")
+PACKAGES = ("paritybit", "harness", "reference", "reports", "subjects", "docs")
 
 
 def copy_packages(folder: Path) -> None:

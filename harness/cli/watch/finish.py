@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
 from paritybit.harness.cli.exit_codes import CANNOT_RUN, FINDING, OK, STOPPED
 from paritybit.harness.cli.folders import for_record, swap_link
 from paritybit.harness.errors import CannotRunError, report_error
@@ -52,7 +53,8 @@ def finish(run: "WatchRun") -> int:
         if on_github():
             for line in annotations(report, prefix_of(options.engine)):
                 run.display.put_plain(line)
-        show(run, record, report)
+        # The page names no folder outside of the current one. A command here must.
+        show(run, record, report_of(structs.replace(record, engine=options.engine)))
         tolerated = record.verdict == "undecided" and options.warn
         if tolerated:
             run.display.put("without a verdict, this run does not fail: --undecided warn")

@@ -107,7 +107,7 @@ def configs_of(table: Table, seed: int, names: Sequence[str] = ()) -> tuple[Conf
     for name in names:
         values = [value.strip() for value in name.split(AND.strip())]
         for value in values:
-            require_known("setting", value, table.settings)
+            require_known("setting", value, table.settings, "paritybit list settings")
         try:
             found.append(table.config(values))
         except ValueError as error:
