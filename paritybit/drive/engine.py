@@ -1,5 +1,6 @@
 """A started engine that serves waves of requests in this process, and its errors."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class Player:
     _flush: bool = False
     _asked: bool = False
     _leaving: bool = False
+    _left: float = math.inf
     _operator: Operator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,8 +114,10 @@ class Player:
     def poll(self) -> list[Any]:
         """Return the arrivals, aborts and actions of this poll. Raises PlayedError at the end."""
         given: list[Any] = []
-        if not self._leaving and self.stop():
+        if not self._leaving and (self.stop() or self._poll >= self._left):
             self._leaving, self._waiting = True, []
+            if (lines := journal.of_process()) is not None:
+                lines.write("leave", poll=self._poll)
             given += self._operator.leave()
         self._calm = 0 if self._open else self._calm + 1
         if not self._open and not self._waiting and not self._operator.busy:
@@ -162,6 +166,7 @@ class Player:
         self._waiting = list(wave.requests)
         self._ended, self._prompts, self._aborted, self.made = {}, {}, set(), {}
         self._poll, self._quiet, self._flush = 0, 0, wave.flush
+        self._left = math.inf if wave.left is None else wave.left
         self._operator.begin(wave.actions)
 
     def _due(self, planned: Planned) -> bool:

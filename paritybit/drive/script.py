@@ -172,12 +172,15 @@ class Wave:
 
     With `flush`, the cache is emptied then. A `brief` wave shows what an action has left, and is
     none of those that a row has to serve.
+
+    At the poll `left`, the run ended: all requests are aborted, and no further wave follows.
     """
 
     requests: tuple[Planned, ...] = ()
     flush: bool = False
     actions: tuple[Action, ...] = ()
     brief: bool = False
+    left: Poll | None = None
 
 
 @dataclass(frozen=True)

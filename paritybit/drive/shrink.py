@@ -21,6 +21,8 @@ def fewer_waves(waves: Waves) -> Iterator[Waves]:
     for number, wave in enumerate(waves):
         if wave.flush:
             yield changed(waves, number, replace(wave, flush=False))
+        if wave.left is not None:
+            yield changed(waves, number, replace(wave, left=None))
         for index, action in enumerate(wave.actions):
             rest = wave.actions[:index], wave.actions[index + 1 :]
             yield changed(waves, number, replace(wave, actions=(*rest[0], *rest[1])))

@@ -56,6 +56,13 @@ class Process:
     touched: dict[object, dict[str, "Order"]] = field(default_factory=dict)
     """When each cause had its first finding, by request, slot and forward."""
 
+    def serve(self, entry: Entry) -> None:
+        """Add a wave, or to the last one, when it was left."""
+        if entry["kind"] == "wave":
+            self.waves += [entry] if len(self.waves) <= MOST_WAVES else []
+        elif self.waves and isinstance(wave := self.waves[-1].get("wave"), Mapping):
+            self.waves[-1] = {**self.waves[-1], "wave": {**wave, "left": entry.get("poll")}}
+
 
 @dataclass
 class Tally:
@@ -101,8 +108,8 @@ class Tally:
                 mine.waits = entry if entry.get("forward") else {}
             case "script":
                 mine.script, mine.waves = entry, []
-            case "wave" if len(mine.waves) <= MOST_WAVES:
-                mine.waves.append(entry)
+            case "wave" | "leave":
+                mine.serve(entry)
             case "kernels":
                 ran, before = values_of(entry.get("ran"), bool), self.kernels
                 before |= {name: one or before.get(name, False) for name, one in ran.items()}

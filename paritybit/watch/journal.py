@@ -11,6 +11,7 @@
 | `script` | settings with which paritybit serves the engine |
 | `wave` | wave: the requests that paritybit serves next |
 | `waits` | forward, line: where a rank waits; none of them if it has gone on |
+| `leave` | poll: the poll of this wave at which all requests are aborted, as the run ends |
 | `digests` | given: a list per forward, as `Digests.end` makes it |
 | `kernels` | ran: whether each function for Triton ran, by module and name |
 | `end` | |
@@ -37,7 +38,7 @@ from paritybit.watch.stacks import excerpt
 
 KINDS = (
     *("start", "counts", "finding", "undecided", "scope", "stand_in", "script", "wave"),
-    *("kernels", "waits", "digests", "end"),
+    *("leave", "kernels", "waits", "digests", "end"),
 )
 
 MOST_ALIKE = 20

@@ -1,5 +1,6 @@
 """Generated requests, and the player that hands them to a scheduler."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,6 +33,7 @@ from paritybit.drive.sglang.settings import HOST_RATIOS, SglangServed
 from paritybit.drive.transformers import serving as transformers
 from paritybit.drive.vllm import serving as vllm
 from paritybit.drive.vllm.settings import VllmServed
+from paritybit.watch.journal import Journal
 from properties.drive.toy import LIMITS, Toy, said
 
 SMALL = replace(LIMITS, page=1, chunk=32, pool=384, windows=160)
@@ -122,17 +124,22 @@ def test_a_wave_begins_with_an_idle_engine_whose_cache_may_be_emptied() -> None:
     assert played([one, two], polls=4) == ["a", "flush at the end", "b"]
 
 
-def test_a_player_that_is_to_stop_aborts_requests_and_ends() -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_player_that_is_to_stop_aborts_requests_and_ends(again: bool, lines: Journal) -> None:
+    """A script of what was served then does so again at the same poll."""
     stops: list[bool] = []
     wave = Wave((Planned("a", ONE, 9), Planned("late", ONE, 9, arrives=50)))
-    player = Player(iter([wave]), Toy(), stop=lambda: bool(stops), idle_polls=1)
+    wave = replace(wave, left=1) if again else wave
+    player = Player(iter([wave, wave]), Toy(), stop=lambda: bool(stops), idle_polls=1)
     assert said([*player.poll(), *player.poll()]) == ["a"]
-    stops.append(True)
+    stops += [True] * (not again)
     assert [player.poll(), player.poll()] == [["abort a"], []]
     player.ended("a", [])
     assert player.poll() == []
     with pytest.raises(PlayedError):
         player.poll()
+    written = [json.loads(line) for line in lines.path.read_text().splitlines()]
+    assert [one["poll"] for one in written if one["kind"] == "leave"] == [1]
 
 
 def test_a_request_is_aborted_at_its_poll() -> None:

@@ -149,11 +149,15 @@ def test_the_script_of_a_finding_is_the_one_that_was_served_then() -> None:
         tally.take("1", {"kind": "wave", "wave": wave})
         tally.take("1", {"kind": "finding", "key": f"alone {alone}", "check": "company"})
         tally.take("1", {"kind": "wave", "wave": wave})
+        tally.take("1", {"kind": "leave", "poll": 7})
+        tally.take("1", {"kind": "finding", "key": f"at the end {alone}", "check": "leak"})
     for alone in (True, False):
         script = tally.script(f"alone {alone}")
         assert script is not None
         assert script.settings["alone"] == alone
-        assert len(script.waves) == 1
+        assert [one.left for one in script.waves] == [None]
+        script = tally.script(f"at the end {alone}")
+        assert script is not None and [one.left for one in script.waves] == [None, 7]
 
 
 @pytest.mark.parametrize(
