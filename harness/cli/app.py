@@ -217,7 +217,8 @@ def watch(
         None, "Seconds of the run, with the starts of the engine", show_default="300"
     ),
     settings: list[str] = names_option(
-        "Configurations, such as 'page size 16 + overlap'", "the seed's covering array"
+        "Configurations, such as 'page size 16 + overlap': see list settings",
+        "the seed's covering array",
     ),
     keep_going: bool = flag("keep-going", "Serve the other configurations after a finding, too"),
     tp: int = number(1, "Tensor-parallel ranks of the engine", most=8),
