@@ -194,3 +194,13 @@ def test_buffers_and_transfers_that_are_left_are_leaks(pair: Pair) -> None:
     texts = [line["text"] for line in pair.decode.scene.lines("finding")]
     assert any("slot 1 (metadata buffers) is neither free" in text for text in texts)
     assert sum("has not ended" in text for text in texts) == 2
+
+
+@pytest.mark.parametrize("entries", [0, 2])
+def test_kv_of_drafts_comes_in_the_slots_of_their_target(pair: Pair, entries: int) -> None:
+    engine, manager = pair.decode.engine, pair.decode.manager
+    own: Any = Part(drafts=True, pool=Part(group_of=lambda sliding: "draft.full"))
+    engine.models[0], manager.kv_args.num_draft_entries = own, entries
+    found = {name: one.tolist() for name, one in engine.slots_of(manager, [3, 4], [[4]]).items()}
+    drafts = {"draft.full": [3, 4]} if entries else {}
+    assert found == {"full": [3, 4], "swa": [4], **drafts}

@@ -119,6 +119,8 @@ def test_only_the_engine_for_prefill_caches_what_both_keep_in_files(
 def test_every_second_engine_for_decode_keeps_retracted_requests_in_tensors(
     tmp_path: Path, seed: int
 ) -> None:
+    drafts = SglangServed("gpt_oss", apart=True, seed=seed, speculative="eagle")
+    assert "cpu_tensor" not in drafts.words(NEW | {f"--{BACKUP}"}, tmp_path, tmp_path, "decode")
     served = SglangServed(apart=True, seed=seed)
     for role, known in product(("prefill", "decode"), (NEW, NEW | {f"--{BACKUP}"})):
         words = served.words(known, tmp_path, tmp_path, role)

@@ -43,6 +43,7 @@ class Transfers(Hosts):
     backends: Sequence[str] = ()
     """The backends whose transfers are followed in this release."""
     pool: SglangPool | None
+    models: dict[int, Any]
     start: Callable[[Any, Sequence[Any]], Watcher]
 
     def __init__(self, *given: Any) -> None:
@@ -90,6 +91,9 @@ class Transfers(Hosts):
         pool, page = self.pool, int(manager.kv_args.page_size)
         assert pool is not None
         given = {pool.group_of(sliding=False): kv}
+        if maybe(manager, "kv_args.num_draft_entries"):  # They have the slots of their target.
+            drafts = [one.pool for one in self.models.values() if one.drafts]
+            given |= {one.group_of(sliding=False): kv for one in drafts}
         for kind, one in zip(manager.kv_args.state_types, states or (), strict=False):
             if str(getattr(kind, "value", kind)) == "swa":
                 given[pool.sliding] = one

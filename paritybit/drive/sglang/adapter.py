@@ -118,7 +118,7 @@ TABLE = Table(
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
         ((*HOST, *APART), (*STATES, SPLIT, *COMPRESSED)),
-        (APART, (*DRAFTS, "mixed batches", "LoRA adapters", "actions")),
+        (APART, (*DRAFTS[1:], "mixed batches", "LoRA adapters", "actions")),
         # An engine for decode writes no windows to files.
         (APART[1:], ("Gemma 4", "attention sinks")),
         (STATES[:1], ("page size 4", "page size 16", "page size 64")),

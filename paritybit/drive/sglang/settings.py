@@ -272,10 +272,7 @@ class SglangServed(Common):
             **self._host_cache(role),
             **self._ranks(),
             **(APART if self.apart else {}),
-            # Every second row keeps retracted requests in tensors, in place of a pool.
-            BACKUP: "cpu_tensor"
-            if role == "decode" and self.seed % 2 and f"--{BACKUP}" in known
-            else None,
+            **self._backup(known, role),
         }
         words = list[str]()
         for name, value in options.items():
@@ -283,6 +280,14 @@ class SglangServed(Common):
                 values = value if isinstance(value, tuple) else (value,) * (value is not True)
                 words += [f"--{name}", *map(str, values)]
         return words
+
+    def _backup(self, known: frozenset[str], role: str) -> Options:
+        """Return where an engine for decode keeps retracted requests: every second row in tensors.
+
+        Tensors have no KV of drafts.
+        """
+        tensors = role == "decode" and self.seed % 2 == 1 and self.speculative is None
+        return {BACKUP: "cpu_tensor"} if tensors and f"--{BACKUP}" in known else {}
 
     def _window_share(self) -> float | None:
         """Return the slots of sliding layers per slot of other layers, or None for the default."""
