@@ -20,31 +20,38 @@ MERGED = 2
 LENGTHS = (2, 3, 8, 16, 20)
 """The lengths of images. The image `n` has the length at n."""
 
-PICTURED, MOST_IMAGES = 1 / 2, 2
-"""The part of the requests that have images, and how many one has at most."""
+PICTURED, MOST_IMAGES, AGAIN = 1 / 2, 2, 1 / 4
+"""The part of the requests that have images, how many one has at most, and the part of these
+requests that come again with other images."""
 
 
 def with_images(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
     """Add images to some requests of single turns, before or after the first text.
 
-    A text that comes again in a wave has other images of the same lengths in the same places.
+    Some come again soon, with other images of the same lengths.
     """
     chance = random.Random(f"images {seed}")
     for wave in given:
         goes_on, requests = {one.follows for one in wave.requests}, list[Planned]()
-        shown = dict[tuple[Part, ...], tuple[int, list[int]]]()
         for one in wave.requests:
             count = chance.choice((1, 1, MOST_IMAGES)) * (chance.random() < PICTURED)
             numbers = chance.choices(range(2 * len(LENGTHS)), k=count)
+            others = [(n + len(LENGTHS)) % (2 * len(LENGTHS)) for n in numbers]
             at, alone = chance.randint(0, 1), one.follows is None and one.name not in goes_on
-            if alone and numbers:
-                at, numbers = shown.get(one.prompt, (at, numbers))
-                others = [(n + len(LENGTHS)) % (2 * len(LENGTHS)) for n in numbers]
-                shown[one.prompt] = at, others
-            images = [image(f"image {seed} {n}", LENGTHS[n % len(LENGTHS)]) for n in numbers]
-            prompt = (*one.prompt[:at], *images, *one.prompt[at:]) if alone else one.prompt
-            requests.append(replace(one, prompt=prompt))
+            requests.append(_pictured(one, seed, numbers, at) if alone else one)
+            if alone and numbers and chance.random() < AGAIN:
+                again = _pictured(one, seed, others, at)
+                late = one.arrives + chance.choice((2, 8))
+                requests.append(
+                    replace(again, name=f"other {one.name}", arrives=late, aborted=None)
+                )
         yield replace(wave, requests=tuple(requests))
+
+
+def _pictured(one: Planned, seed: int, numbers: Sequence[int], at: int) -> Planned:
+    """Return a request with the images of these numbers before its part `at`."""
+    images = [image(f"image {seed} {n}", LENGTHS[n % len(LENGTHS)]) for n in numbers]
+    return replace(one, prompt=(*one.prompt[:at], *images, *one.prompt[at:]))
 
 
 def image(name: str, length: int) -> Part:
