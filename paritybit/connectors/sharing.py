@@ -51,27 +51,29 @@ WHOLE = Share()
 """The share of the only rank."""
 
 
-def mirrored(
-    spans: Sequence[tuple[int, int]], ranks: int
-) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """Return the two parts of each prompt that each rank computes, each with its first and end.
+Part = tuple[int, int, int]
+"""A row, and the first position and the end of a part of what it computes."""
+
+
+def mirrored(spans: Sequence[tuple[int, int]], ranks: int) -> list[list[Part]]:
+    """Return the parts of prompts that each rank computes: the first ones of all, then the others.
 
     `spans` have the numbers of cached and of computed positions. Of two parts per rank, a rank has
     one, and the one that is as far from the end. Earlier parts may be longer by one.
     """
-    edges = [
-        [cached + computed // parts * n + min(n, computed % parts) for n in range(parts + 1)]
-        for parts in (2 * ranks,)
-        for cached, computed in spans
-    ]
+
+    def edge(cached: int, computed: int, number: int) -> int:
+        size, more = divmod(computed, 2 * ranks)
+        return cached + size * number + min(number, more)
+
     return [
-        ([(at[one], at[one + 1]) for at in edges], [(at[-2 - one], at[-1 - one]) for at in edges])
+        [
+            (row, edge(*span, number), edge(*span, number + 1))
+            for number in (one, 2 * ranks - 1 - one)
+            for row, span in enumerate(spans)
+        ]
         for one in range(ranks)
     ]
-
-
-Part = tuple[int, int, int]
-"""A row, and the first position and the end of a part of what it computes."""
 
 
 def dealt(
@@ -95,16 +97,13 @@ def dealt(
     return [[part[1:] for part in sorted(mine)] for mine in every]
 
 
-def tokens_of(
-    spans: Sequence[tuple[int, int]], parts: Sequence[Sequence[tuple[int, int]]]
-) -> list[int]:
-    """Return the places in a batch of the positions in parts of all prompts, part by part."""
+def places_of(parts: Sequence[Part], spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the places of the positions in parts among all that rows compute."""
     starts = [0, *accumulate(computed for _, computed in spans)]
     return [
-        start + position - cached
-        for part in parts
-        for start, (cached, _), edges in zip(starts, spans, part, strict=False)
-        for position in range(*edges)
+        starts[row] + position - spans[row][0]
+        for row, first, last in parts
+        for position in range(first, last)
     ]
 
 

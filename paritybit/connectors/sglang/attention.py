@@ -24,7 +24,7 @@ from paritybit.connectors.following import expected, offsets, table_of
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, Rows
-from paritybit.connectors.sharing import Share, mirrored, tokens_of
+from paritybit.connectors.sharing import Share, mirrored, places_of
 from paritybit.watch.facts import IndexList, StaticInput
 
 VERIFY = "target_verify"
@@ -220,7 +220,7 @@ def split_metadata(
     if maybe(split, "zigzag_index") is None:
         return {}, {}
     parts = mirrored(spans, ranks)
-    every = [tokens_of(spans, mine) for mine in parts]
+    every = [places_of(mine, spans) for mine in parts]
     gathered, whole = [*chain(*every)], [*range(sum(map(len, every)))]
     right = {"zigzag_index": every[rank], "cp_reverse_index": whole}
     lists = (
@@ -232,9 +232,10 @@ def split_metadata(
         pieces = [given[first:last] for first, last in pairwise(offsets(sizes))]
         found = [one for at in getattr(split, name) if at < len(pieces) for one in pieces[at]]
         held[name] = torch.tensor([*found, *[-1] * (len(right[name]) - len(found))])
-    for name, part in zip(("prev", "next"), parts[rank], strict=True):
-        right[f"kv_len_{name}_tensor"] = [last for _, last in part]
-        right[f"cu_seqlens_q_{name}_tensor"] = offsets(last - first for first, last in part)
+    halves = parts[rank][: len(spans)], parts[rank][len(spans) :]
+    for name, part in zip(("prev", "next"), halves, strict=True):
+        right[f"kv_len_{name}_tensor"] = [last for _, _, last in part]
+        right[f"cu_seqlens_q_{name}_tensor"] = offsets(last - first for _, first, last in part)
     return {**vars(split), **held}, right
 
 

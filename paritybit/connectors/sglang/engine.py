@@ -35,7 +35,7 @@ from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import Models, SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.ranks import rank_of
-from paritybit.connectors.sharing import mirrored, tokens_of
+from paritybit.connectors.sharing import mirrored, places_of
 from paritybit.watch.facts import PIECES, Base, Forward, Replay, RowValues
 from paritybit.watch.lines import SLOTS
 from paritybit.watch.watcher import Watcher
@@ -530,7 +530,7 @@ class SglangEngine(Models):
         now.split.add(name)
         spans = [(row.cached, row.computed) for row in now.rows.rows]
         rank, ranks = self.ranks.get("cp", (0, 1))
-        mine = tokens_of(spans, mirrored(spans, ranks)[rank])
+        mine = places_of(mirrored(spans, ranks)[rank], spans)
         tokens = [(row, at) for row in now.rows.rows for at in range(row.computed)]
         if len(tokens) <= len(whole):
             names = [tokens[at][0].request for at in mine]

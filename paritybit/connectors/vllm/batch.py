@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, implied_by, offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.sharing import WHOLE, Part, Share, dealt
+from paritybit.connectors.sharing import WHOLE, Part, Share, dealt, places_of
 from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.connectors.vllm.requests import Request, padded
 from paritybit.watch.bits import Checksums, on_host
@@ -179,12 +179,8 @@ class SplitBatch(VllmBatch):
 
     def places(self, forward: Forward) -> tuple[list[int], list[tuple[str, int]]]:
         """Return the places of this rank's tokens among all, and whose all are."""
-        rows, starts = forward.rows, offsets(row.computed for row in forward.rows)
-        places = [
-            starts[row] + position - rows[row].cached
-            for row, first, last in self.parts
-            for position in range(first, last)
-        ]
+        rows = forward.rows
+        places = places_of(self.parts, [(row.cached, row.computed) for row in rows])
         return places, [
             (row.request, row.cached + at) for row in rows for at in range(row.computed)
         ]
