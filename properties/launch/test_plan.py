@@ -161,6 +161,7 @@ def test_a_finding_ends_the_plan_and_its_case_replays(
     } in data["not_tried"]
     (case,) = (RUN / "cases").iterdir()
     said = capsys.readouterr().out
+    assert "replaying 1 case in the time that is left" in said
     assert f"paritybit replay {RUN.resolve().relative_to(Path.cwd())}/cases/{case.name}" in said
     replay = ("replay", str(case), "--engine", "sglang==0.5.11")
     assert paritybit(*replay, BROKEN="decode graphs") == FINDING

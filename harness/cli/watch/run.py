@@ -314,6 +314,8 @@ class ConfigServer:
             for done in [pool.submit(self.work, run, plan, one) for one in warms]:
                 done.result()
             found = [*run.worst().values()] if run.found else []
+            if found:
+                run.display.put(f"replaying {plural(len(found), 'case')} in the time that is left")
             shares = [(found[number::workers], one) for number, one in enumerate(warms)]
             for done in [pool.submit(self.replay, run, plan.ends, *share) for share in shares]:
                 done.result()
