@@ -209,6 +209,7 @@ DEEPSEEK_V2 = Model(
             "original_max_position_embeddings": _SIZES["max_position_embeddings"] // 32,
         },
     },
+    draft=GPT_OSS.draft,
 )
 """A model with compressed KV: a latent vector and a rotated key for each token, for all heads."""
 

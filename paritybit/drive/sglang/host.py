@@ -53,17 +53,26 @@ def transfer_kv_all_layer_direct_lf_pf(
         ]
 
 
-def transfer_kv_per_layer(
-    src_k: Tensor,
-    dst_k: Tensor,
-    src_v: Tensor,
-    dst_v: Tensor,
-    src_indices: Tensor,
-    dst_indices: Tensor,
-    item_size: int,
+def transfer_kv_per_layer_mla(
+    src: Tensor, dst: Tensor, src_indices: Tensor, dst_indices: Tensor, item_size: int
 ) -> None:
     """Copy rows of a layer from the host."""
-    dst_k[dst_indices], dst_v[dst_indices] = src_k[src_indices], src_v[src_indices]
+    dst[dst_indices] = src[src_indices]
+
+
+def transfer_kv_per_layer_mla_pf_lf(
+    src: Tensor, layer_id: int, src_layout_dim: int, **given: Any
+) -> None:
+    """Copy rows of a layer from the host."""
+    transfer_kv_per_layer_mla(src[:, layer_id], **given)
+
+
+def transfer_kv_per_layer(
+    src_k: Tensor, dst_k: Tensor, src_v: Tensor, dst_v: Tensor, **given: Any
+) -> None:
+    """Copy rows of a layer from the host."""
+    transfer_kv_per_layer_mla(src_k, dst_k, **given)
+    transfer_kv_per_layer_mla(src_v, dst_v, **given)
 
 
 def transfer_kv_per_layer_pf_lf(
@@ -73,28 +82,35 @@ def transfer_kv_per_layer_pf_lf(
     transfer_kv_per_layer(src_k[:, layer_id], src_v=src_v[:, layer_id], **given)
 
 
-def transfer_kv_all_layer(
-    src_k_layers: Tensor,
-    dst_k_layers: Tensor,
-    src_v_layers: Tensor,
-    dst_v_layers: Tensor,
+def transfer_kv_all_layer_mla(
+    src_layers: Tensor,
+    dst_layers: Tensor,
     src_indices: Tensor,
     dst_indices: Tensor,
     item_size: int,
     num_layers: int,
 ) -> None:
     """Copy rows of all layers, which are given by their addresses."""
-    for sources, targets in ((src_k_layers, dst_k_layers), (src_v_layers, dst_v_layers)):
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            held = memory(source, src_indices, item_size)[src_indices]
-            memory(target, dst_indices, item_size)[dst_indices] = held
+    for source, target in zip(src_layers.tolist(), dst_layers.tolist(), strict=True):
+        held = memory(source, src_indices, item_size)[src_indices]
+        memory(target, dst_indices, item_size)[dst_indices] = held
 
 
-def transfer_kv_all_layer_lf_pf(
+def transfer_kv_all_layer(
     src_k_layers: Tensor,
-    dst_k: Tensor,
+    dst_k_layers: Tensor,
     src_v_layers: Tensor,
-    dst_v: Tensor,
+    dst_v_layers: Tensor,
+    **given: Any,
+) -> None:
+    """Copy rows of all layers, which are given by their addresses."""
+    transfer_kv_all_layer_mla(src_k_layers, dst_k_layers, **given)
+    transfer_kv_all_layer_mla(src_v_layers, dst_v_layers, **given)
+
+
+def transfer_kv_all_layer_mla_lf_pf(
+    src_layers: Tensor,
+    dst: Tensor,
     src_indices: Tensor,
     dst_indices: Tensor,
     item_size: int,
@@ -102,10 +118,17 @@ def transfer_kv_all_layer_lf_pf(
     num_layers: int,
 ) -> None:
     """Copy rows of all layers to the host. Those of the pool are given by their addresses."""
-    for sources, target in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
-        for layer, source in enumerate(sources.tolist()):
-            held = memory(source, src_indices, item_size)[src_indices]
-            target[dst_indices, layer] = held.view(target.dtype).view(-1, *target.shape[2:])
+    for layer, source in enumerate(src_layers.tolist()):
+        held = memory(source, src_indices, item_size)[src_indices]
+        dst[dst_indices, layer] = held.view(dst.dtype).view(-1, *dst.shape[2:])
+
+
+def transfer_kv_all_layer_lf_pf(
+    src_k_layers: Tensor, dst_k: Tensor, src_v_layers: Tensor, dst_v: Tensor, **given: Any
+) -> None:
+    """Copy rows of all layers to the host. Those of the pool are given by their addresses."""
+    transfer_kv_all_layer_mla_lf_pf(src_k_layers, dst_k, **given)
+    transfer_kv_all_layer_mla_lf_pf(src_v_layers, dst_v, **given)
 
 
 def in_any_order(clear: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -145,4 +168,6 @@ COPIES: Sequence[Callable[..., None]] = (
     *(transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf),
     *(transfer_kv_per_layer, transfer_kv_per_layer_pf_lf),
     *(transfer_kv_all_layer, transfer_kv_all_layer_lf_pf),
+    *(transfer_kv_per_layer_mla, transfer_kv_per_layer_mla_pf_lf),
+    *(transfer_kv_all_layer_mla, transfer_kv_all_layer_mla_lf_pf),
 )

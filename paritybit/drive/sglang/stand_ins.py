@@ -618,7 +618,7 @@ def _stand_in_for_host_copies() -> None:
     held.cudart = lambda: SimpleNamespace(
         cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0
     )
-    for name in ("memory_pool_host", "pool_host.mha"):  # By release.
+    for name in ("memory_pool_host", "pool_host.mha", "pool_host.mla"):  # By release.
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             for copy in host.COPIES:
                 setattr(module, copy.__name__, late.late(copy))
