@@ -140,7 +140,8 @@ class Player:
         for planned in [one for one in self._waiting if self._due(one)]:
             self._arrive(planned, given)
         for name, planned in self._open.items():
-            late = planned.aborted is not None and self._poll >= planned.aborted
+            polls = self._poll - self._ended.get(planned.follows or "", 0)
+            late = planned.aborted is not None and polls >= planned.aborted
             late = late and (not planned.while_moving or self.engine.moves(name))
             if (late or self._leaving) and name not in self._aborted:
                 self._aborted.add(name)

@@ -574,7 +574,8 @@ def _turns(draw: Draw, first: Planned) -> list[Planned]:
     for number in range(chance.randint(1, TURNS)):
         after = chance.choice((turns[-1], chance.choice(turns)))
         one = draw.second_turn(after, chance.randint(1, most), 6)
-        aborted = chance.randint(1, 120) if chance.random() < 2 * ABORTED else None
+        last = one.arrives + one.tokens + SETTLED
+        aborted = chance.randint(0, last) if chance.random() < 4 * ABORTED else None
         name = f"turn {number} of {first.name}"
         turns.append(_like(first, replace(one, name=name, aborted=aborted)))
     return turns
@@ -586,22 +587,22 @@ def _like(first: Planned, one: Planned) -> Planned:
 
 
 def _rising(draw: Draw, turn: int) -> Iterator[Planned]:
-    """Let more urgent requests join a few, fill the last row, and outgrow the pool.
+    """Let two more urgent requests join others, and fill the last row.
 
-    When one of them needs a page, those to be retracted are already a part of the step. The last of
-    the few ends first, and its next turn, which is the most urgent, arrives at once.
+    The others end just then, the last of them first, and their next turns, which are the most
+    urgent, arrive at once. They outgrow the pool: when one of them needs a page, the two are
+    already a part of the step, and are retracted.
     """
     limits, priorities = draw.limits, PRIORITIES[:: 1 - turn % 2 * 2]
-    length = min(limits.pool // limits.rows - limits.window, limits.longest // 2)
+    length = min(limits.pool // limits.rows - 2 * limits.window, limits.longest // 2)
     for index in range(limits.rows):
-        # The first ones have been admitted when the others come.
-        late = (index >= limits.rows // 3) * (index + limits.rows // 2)
-        tokens = 3 * limits.window - (0 if late else limits.window // 2 + index)
+        # The others have been admitted when the two come.
+        late = (index >= limits.rows - 2) * (index + limits.rows // 2)
+        tokens = 3 * limits.window if late else 3 * limits.rows - index
         one = replace(draw.alone(index, length, tokens, late), priority=priorities[late > 0])
         yield one
         if not late:
-            then = draw.second_turn(one, draw.chance.randint(1, limits.window), 0)
-            yield replace(then, priority=priorities[2])
+            yield replace(draw.second_turn(one, 3 * limits.window, 0), priority=priorities[2])
 
 
 def _growing(draw: Draw) -> Iterator[Planned]:

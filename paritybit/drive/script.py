@@ -110,7 +110,7 @@ class Planned:
       began.
     - `while_moving`: the abort waits until KV of the request is copied from or to elsewhere.
     - `follows`: the name of an earlier request of the wave. The prompt is then the conversation of
-      that request, followed by `prompt`. It arrives `arrives` polls after that request has ended.
+      that request, followed by `prompt`. Both numbers of polls count from the end of that request.
     - `adapter`, `space`: the numbers of a LoRA adapter, and of a namespace of the prefix cache.
     - `session`: the number of a session, which the engine keeps until its last request has ended.
       A request that follows another one of its session continues what the engine has kept.
