@@ -25,7 +25,7 @@ COUNTS = {
     "moves-unseen": 33,
     "moves-unseen2": 36,
     "moves-unseen3": 34,
-    "public": 69,
+    "public": 70,
     "ranks": 24,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
@@ -33,7 +33,7 @@ COUNTS = {
     "states-unseen": 11,
     "transformers": 36,
     "unseen": 30,
-    "vllm": 65,
+    "vllm": 66,
 }
 
 
