@@ -221,7 +221,7 @@ DEEPSEEK_V32 = Model(
         "model_type": "deepseek_v32",
         "index_head_dim": 128,
         "index_n_heads": 2,
-        "index_topk": 32,
+        "index_topk": 128,  # The least that vLLM has.
     },
 )
 """Such a model that reads few keys of a prompt, which an indexer chooses by keys of its own."""

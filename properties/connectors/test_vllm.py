@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sharing import Share
 from paritybit.connectors.vllm.batch import (
     Compressed,
@@ -19,6 +20,7 @@ from paritybit.connectors.vllm.batch import (
     VllmBatch,
     bases_of,
     counts_of,
+    of_indexer,
     split,
     wrong_lengths,
 )
@@ -33,6 +35,7 @@ from paritybit.connectors.vllm.engine import (
 from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import VllmPool, by_slot, described
 from paritybit.connectors.vllm.requests import column_inside
+from paritybit.watch.bits import Checksums
 from paritybit.watch.digests import Digests
 from paritybit.watch.facts import Forward, Row, same
 from paritybit.watch.lines import Lines
@@ -305,6 +308,86 @@ def test_compressed_kv_has_the_lengths_of_contexts_in_parts(decodes: int) -> Non
     held.prefill = None
     if decodes:
         assert Compressed(held).seq_lens is held.decode.seq_lens
+
+
+class MLAAttentionSpec(Part):
+    """A group of compressed KV."""
+
+
+class KeysIndexerCache(Part):
+    """The layer of an indexer."""
+
+
+@pytest.mark.parametrize(("byte", "slot"), [(0, 4), (11, 7), (12, 4), (27, 7)])
+def test_the_bytes_of_a_slot_are_also_those_of_an_indexer(byte: int, slot: int) -> None:
+    cache, keys = torch.zeros(BLOCKS, 4, 2), torch.zeros(BLOCKS, 4, 3 + 4, dtype=torch.uint8)
+    layers = {"keys": KeysIndexerCache(kv_cache=keys), "full": Part(kv_cache=cache)}
+    spec = Part(kv_cache_specs=dict.fromkeys(layers, MLAAttentionSpec(block_size=4)))
+    group = Part(layer_names=[*layers], kv_cache_spec=spec)
+    pool = described(Part(kv_cache_groups=[group], num_blocks=BLOCKS), layers)
+    assert [one.layer for one in pool.targets] == ["full"]  # Its metadata have all parts.
+    sums = Checksums(pool.groups[0])
+    before = sums.all()
+    keys.view(BLOCKS, -1)[1, byte] = 1  # Keys of a block come before their scales.
+    cache[0, 1] = 1
+    assert (sums.all() != before).nonzero().flatten().tolist() == [1, slot]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"attention_chunk_size": 8}, "in chunks"), ({"tokens_per_state": 4}, "several tokens")],
+)
+def test_layers_whose_queries_read_other_positions_are_not_recognised(
+    more: dict[str, int], message: str
+) -> None:
+    config, layers, _ = a_pool()
+    spec = type(GROUPS[0].kv_cache_spec)(block_size=4, **more)
+    config.kv_cache_groups = [Part(layer_names=["full"], kv_cache_spec=spec)]
+    with pytest.raises(NotRecognisedError, match=message):
+        described(config, layers)
+
+
+class SparseIndexerMetadata(Part):
+    """The metadata of an indexer."""
+
+
+def wrong_of_indexer(name: str | None) -> list[str]:
+    """Return what is wrong of one decoding request and two prompts, with one wrong value."""
+    spans = ((6, 1), (3, 2), (0, 3))
+    rows = [
+        Row(str(at), [1] * (cached + n), cached, n, {"blocks": torch.arange(cached + n) + 8 * at})
+        for at, (cached, n) in enumerate(spans)
+    ]
+    slots, table = torch.tensor([6, 11, 12, 16, 17, 18]), torch.arange(6).view(3, 2)
+    held = {
+        "slot_mapping": slots.clone(),
+        "seq_lens": torch.tensor([[7], [0]]),
+        "block_table": table[:1].clone(),
+        "cu_seqlen_ks": torch.tensor([0, 5, 5, 5]),
+        "cu_seqlen_ke": torch.tensor([5, 6, 7, 8]),
+        "blocks of prompts": table[1:].clone(),
+    }
+    if name is not None:
+        held[name].view(-1)[0] += 1
+    parts = {one: held[one] for one in ("cu_seqlen_ks", "cu_seqlen_ke")}
+    prompts = Part(token_start=2, token_end=6, block_table=held["blocks of prompts"], **parts)
+    metadata = SparseIndexerMetadata(
+        slot_mapping=held["slot_mapping"],
+        num_decodes=1,
+        decode=Part(seq_lens=held["seq_lens"], block_table=held["block_table"]),
+        prefill=Part(chunks=[prompts]),
+    )
+    batch = VllmBatch(slots, slots, (Part(block_table=table),), (3, 6), (3, 6))
+    given = of_indexer(batch, {"keys": metadata}, Forward("mixed", tuple(rows)))
+    return [one.name for one in given if not same(one.tensor, one.expected)]
+
+
+def test_an_indexer_gets_the_keys_of_each_query() -> None:
+    """The chunk of its prompts begins with the second token of the first prompt."""
+    assert wrong_of_indexer(None) == []
+    for name in ("slot_mapping", "seq_lens", "cu_seqlen_ks", "cu_seqlen_ke", "block_table"):
+        assert wrong_of_indexer(name) == [f"{name} of the indexer"]
+    assert wrong_of_indexer("blocks of prompts") == ["block_table of the indexer"]
 
 
 @pytest.mark.parametrize(("counts", "known"), [([5, 2], True), ([6, 2], None), ([8, 2], False)])

@@ -18,6 +18,9 @@ from paritybit.watch.reading import positions_of
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
 
+INDEXER = "IndexerMetadata"
+"""How the class of the metadata of an indexer ends."""
+
 LENGTHS = "dcp_context_kv_lens"
 """The lengths of the contexts in this rank, if ranks share them."""
 
@@ -352,7 +355,7 @@ def of_runner(
     if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
         raise NotRecognisedError("attention metadata that is not by layer")
     held = (metadata[one.layer] for one in pool.targets)
-    mine = tuple(Compressed(one) if hasattr(one, "prefill") else one for one in held)
+    mine = tuple(one if hasattr(one, "block_table") else Compressed(one) for one in held)
     needed = NEEDED if pool.share.ranks == 1 else (*NEEDED, LENGTHS)
     lacking = [name for name in needed if not isinstance(maybe(mine[0], name), Tensor)]
     if lacking:
@@ -365,6 +368,36 @@ def of_runner(
         for buffer in (source.input_ids, source.positions)
     )
     return VllmBatch(ids, positions, mine, live, (len(mine[0].seq_lens), size), pool.share)
+
+
+def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[StaticInput]:
+    """Yield what an indexer gets for rows: slots to write, lengths, blocks and ranges of keys."""
+    each = (one for one in metadata.values() if type(one).__name__.endswith(INDEXER))
+    if (held := next(each, None)) is None:
+        return
+    (count, tokens), rows = batch.live, forward.rows[: batch.live[0]]
+    right, table = batch.expected(forward), batch.metadata[0].block_table
+    slots = held.slot_mapping[:tokens]
+    yield expected("slot_mapping of the indexer", slots, right["slot_mapping 0"])
+    first = min(held.num_decodes, count)
+    if held.decode is not None and held.decode.seq_lens[0].numel() == 1:
+        lengths = held.decode.seq_lens[:first].flatten()
+        yield expected("seq_lens of the indexer", lengths, right["seq_lens 0"][:first])
+        yield expected("block_table of the indexer", held.decode.block_table[:first], table[:first])
+    for chunk in maybe(held, "prefill.chunks") or ():
+        at, firsts, ends, parts = 0, list[int](), list[int](), list[int]()
+        begin, end = chunk.token_start, chunk.token_end
+        for number, start in enumerate(offsets(row.computed for row in rows)[:-1]):
+            row = rows[number]
+            if start < end and begin < start + row.computed:
+                asked = range(max(begin, start), min(end, start + row.computed))
+                firsts += [at] * len(asked)
+                ends += [at + row.cached + token - start + 1 for token in asked]
+                parts.append(number)
+                at += row.cached + row.computed
+        yield expected("cu_seqlen_ks of the indexer", chunk.cu_seqlen_ks, firsts)
+        yield expected("cu_seqlen_ke of the indexer", chunk.cu_seqlen_ke, ends)
+        yield expected("block_table of the indexer", chunk.block_table, table[parts])
 
 
 # States of recurrent layers.

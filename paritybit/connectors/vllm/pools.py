@@ -36,6 +36,9 @@ FLOATS = {
 }
 """The dtypes of KV that the engine stores as plain bytes, by the engine's names."""
 
+INDEXER = "IndexerCache"
+"""How the class of a layer ends that has the keys of an indexer and their scales."""
+
 KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True, "MLAAttentionSpec": False}
 """The supported kinds of attention layers, and whether each has a window."""
 
@@ -120,10 +123,14 @@ def described(
         for number, group in enumerate(config.kv_cache_groups)
         if type(group.kv_cache_spec).__name__ != RECURRENT
     ]
-    specs = [group.kv_cache_spec for _, group in known]
+    specs = [spec for _, group in known for spec in specs_of(group)]
     unknown = {type(spec).__name__ for spec in specs} - set(KINDS)
     if unknown:
         raise NotRecognisedError(f"a KV cache group of kind {', '.join(sorted(unknown))}")
+    if any(maybe(spec, "tokens_per_state") not in (None, 1) for spec in specs):
+        raise NotRecognisedError("a group with KV of several tokens together")
+    if any(maybe(spec, "attention_chunk_size") for spec in specs):  # Also where blocks are kept.
+        raise NotRecognisedError("attention in chunks")
     if share.ranks > 1 and not all(maybe(spec, "dcp_sharded") for spec in specs):
         raise NotRecognisedError("a group whose KV each rank of a context has as a whole")
     sizes = {int(spec.block_size) for spec in specs}
@@ -151,7 +158,8 @@ def described(
     )
     found, draft = list[EngineGroup](), None
     for number, group in known:
-        spec, own = group.kv_cache_spec, [one for one in group.layer_names if one not in drafts]
+        spec, own = specs_of(group)[0], [one for one in group.layer_names if one not in drafts]
+        own.sort(key=lambda name: indexes(layers[name]))  # Attention has the metadata of all.
         window = int(spec.sliding_window) if KINDS[type(spec).__name__] else None
         if len(own) < len(group.layer_names):
             if draft is not None:
@@ -166,6 +174,17 @@ def described(
     frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
     states = states_of(config, layers)
     return VllmPool(groups, page, tuple(found), draft, frees, states, share)
+
+
+def specs_of(group: Any) -> list[Any]:
+    """Return what the layers of one of the engine's groups keep, without what they share."""
+    each = maybe(group.kv_cache_spec, "kv_cache_specs")
+    return [group.kv_cache_spec] if each is None else [*each.values()]
+
+
+def indexes(layer: Any) -> bool:
+    """Return whether a layer has the keys of an indexer."""
+    return type(layer).__name__.endswith(INDEXER)
 
 
 def states_of(config: Any, layers: Any) -> tuple[tuple[int, Group], ...]:
@@ -190,12 +209,31 @@ def tensors_of(
         cache = layers[name].kv_cache
         cache = cache[0] if isinstance(cache, (list, tuple)) else cache
         cache = in_numbers(cache, FLOATS.get(getattr(layers[name], "kv_cache_dtype", "")))
-        parts, block = by_slot(cache, config.num_blocks, page)
+        given = cache, config.num_blocks, page
+        parts, block = of_indexer(cache) if indexes(layers[name]) else by_slot(*given)
         cut.add(block)
         tensors.setdefault(tuple(part.data_ptr() for part in parts), ([], parts))[0].append(name)
+    if cut == {None, page}:
+        for key, (names, parts) in tensors.items():
+            if len(parts[0]) != config.num_blocks:
+                tensors[key] = names, tuple(part.unflatten(0, (-1, page)) for part in parts)
+        cut.remove(None)
     if len(cut) != 1:
         raise NotRecognisedError("KV caches that are cut into blocks differently")
     return list(tensors.values()), cut.pop()
+
+
+def of_indexer(cache: Tensor) -> tuple[tuple[Tensor, ...], int]:
+    """Return the keys of an indexer and their scales, [blocks, block size, n], and the block size.
+
+    In a block of a cache [blocks, block size, bytes], the keys come first. A scale is a float32.
+    """
+    page, whole = cache.shape[1], cache.shape[1] * cache.shape[2]
+    flat = cache.as_strided((len(cache), whole), (cache.stride(0), 1), cache.storage_offset())
+    sizes = [whole - page * torch.float32.itemsize, page * torch.float32.itemsize]
+    keys, scales = flat.split(sizes, 1)
+    values = keys.view(torch.float8_e4m3fn).unflatten(1, (page, -1))
+    return (values, scales.view(torch.float32)[..., None]), page
 
 
 def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], int | None]:
@@ -213,6 +251,8 @@ def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], 
             moved = cache.movedim(axis, 1)
             size = (slots, *moved.shape[2:])
             return (cache.as_strided(size, moved.stride()[1:], cache.storage_offset()),), None
+    if cache.dim() == 3 and shape[0] * shape[1] == slots:  # Others lie between its blocks.
+        return (cache,), page
     if cache.dim() >= 4 and shape[0] * shape[2] == slots:  # By K and V, or by head.
         return tuple(cache.unbind(1)), shape[2]
     raise NotRecognisedError(f"a KV cache of shape {tuple(shape)}, strides {cache.stride()}")

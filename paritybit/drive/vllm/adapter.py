@@ -16,8 +16,10 @@ NAMED = "prompts in files", *MOVING
 
 SPLIT = "prefill context parallelism"
 
-COMPRESSED = "compressed KV", SPLIT
-"""Values with DeepSeek-V2, which are also served only by name."""
+INDEXER = "indexer"
+
+COMPRESSED = "compressed KV", SPLIT, INDEXER
+"""Values with DeepSeek V2 and V3.2, which are also served only by name."""
 
 STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
 """Models with recurrent layers."""
@@ -76,6 +78,7 @@ TABLE = Table(
             "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
             SPLIT: {"model": "deepseek_v2", "split": True},
+            INDEXER: {"model": "deepseek_v32", "page_size": 64},  # The engine has no other.
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "context": {
@@ -129,6 +132,7 @@ TABLE = Table(
                 *("decode context parallelism", "context in half blocks"),
             ],
         ),
+        ([INDEXER], ["block size 32", "n-gram speculation"]),
         (
             ["decode context parallelism", "context in half blocks"],
             [

@@ -40,6 +40,8 @@ class Platform(platforms.CpuPlatform):  # type: ignore[misc]
     @classmethod
     def get_attn_backend_cls(cls, *given: Any, attn_selector_config: Any, **named: Any) -> str:
         """Return the class of the attention backend."""
+        if getattr(attn_selector_config, "use_sparse", False):
+            return f"{BACKENDS}.mla.flashattn_mla_sparse.FlashAttnMLASparseBackend"
         if attn_selector_config.use_mla:
             return f"{BACKENDS}.mla.triton_mla.TritonMLABackend"
         split = getattr(attn_selector_config, "use_dcp", False)

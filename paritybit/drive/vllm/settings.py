@@ -10,6 +10,7 @@ from msgspec import Meta
 from paritybit.compat import override
 from paritybit.drive.models import (
     DEEPSEEK_V2,
+    DEEPSEEK_V32,
     GPT_OSS,
     LFM2,
     QWEN2_VL,
@@ -236,7 +237,8 @@ class VllmServed(Common):
         given = with_each([sample(self.limits())], self.startable)
         # A fork of the engine would share its files, or the other engine. Rounding may change much
         # of quantised KV.
-        shares = self.files or self.cached or self.apart or self.quantised
+        indexed = self.model == DEEPSEEK_V32.name
+        shares = self.files or self.cached or self.apart or self.quantised or indexed
         alone = self.device == "cpu" and self.ranks == 1 and not shares
         return next(given) if alone else None
 
@@ -245,7 +247,8 @@ class VllmServed(Common):
     def shape(self) -> Model:
         model = super().shape
         states = model is LFM2
-        windows = model.name not in {*RECURRENT, DEEPSEEK_V2.name, QWEN2_VL.name}
+        others = DEEPSEEK_V2.name, DEEPSEEK_V32.name, QWEN2_VL.name
+        windows = model.name not in {*RECURRENT, *others}
         own: dict[str, object] = {"sliding_window": self.window} if windows else {}
         if model is QWEN3_NEXT:  # The engine requires a layer with experts.
             own["mlp_only_layers"] = [*range(len(model.kinds) - 1)]
@@ -276,6 +279,7 @@ class VllmServed(Common):
         windows = max(2, -(-sliding // size) * ROWS * WINDOW_BLOCKS)
         # The connector for files cannot resume a request that was preempted after its prompt.
         pool = ROWS * CONTEXT if self.files and self.images else POOL
+        pool *= max(1, self.page_size // 32)  # Few large blocks would serve few requests.
         return -(-full // size) * pool // self.page_size + windows
 
     @property

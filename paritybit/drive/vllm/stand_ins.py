@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from paritybit.drive.models import DEEPSEEK_V32
+from paritybit.drive.stand_ins import sparse
 from paritybit.drive.stand_ins.collectives import gathered, reduced
 from paritybit.drive.stand_ins.convolutions import convolved, convolved_once
 from paritybit.drive.stand_ins.installing import StandIn, StandIns, initialise, install, put
@@ -38,9 +40,9 @@ from paritybit.engines.graphs import emulate_device, keep_collectives, whole
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
 
-ANYWHERE, BEFORE, AFTER = StandIns(), StandIns(), StandIns()
+ANYWHERE, BEFORE, AFTER, INDEXING = StandIns(), StandIns(), StandIns(), StandIns()
 """Stand-ins for every device, and for a CPU, both before the engine is imported; and those for a
-CPU after the engine's configuration is complete."""
+CPU after the engine's configuration is complete, the last ones for an indexer."""
 
 SLOW = "Triton's interpreter takes a second for each step"
 
@@ -71,11 +73,21 @@ ATTENTION = "vllm.v1.attention.backends.triton_attn"
 
 COMPRESSED = "vllm.v1.attention.backends.mla.triton_mla"
 
+SPARSE, VARLEN, INDEXER, INDEXED = (
+    "vllm.v1.attention.backends.mla.flashattn_mla_sparse",
+    "vllm.vllm_flash_attn.flash_attn_interface",
+    "vllm.model_executor.layers.sparse_attn_indexer",
+    "vllm.model_executor.models.deepseek_v2",
+)
+
 FLASH, FLASH_PARTS, FLASH_RANKS = (
     "vllm.v1.attention.backends.flash_attn",
     "vllm.v1.attention.backends.fa_utils",
     "vllm.v1.attention.ops.dcp",
 )
+
+CHOICE = 13
+"""The place of the keys that it chooses among its arguments."""
 
 RANKS, COMMUNICATOR = (
     "vllm.distributed.parallel_state",
@@ -204,6 +216,49 @@ def _stand_in_for_compressed_attention() -> None:
     backend.decode_attention_fwd = whole(attend_compressed)
     operators: Any = importlib.import_module("vllm._custom_ops")
     operators.concat_and_cache_mla = whole(store_compressed)
+
+
+@INDEXING.add("the arithmetic of an indexer and of attention to its choice: torch", COMPILED)
+def _stand_in_for_indexer() -> None:
+    kernels: Any = ModuleType(VARLEN)
+    kernels.flash_attn_varlen_func = whole(sparse.attended_by_rows, returns=True)
+    names = VARLEN.rpartition(".")[0], VARLEN
+    sys.modules.update(dict.fromkeys(names, kernels))  # Else, the backend cannot be imported.
+    importlib.import_module(SPARSE)
+    for name in names:
+        del sys.modules[name]
+    module: Any = importlib.import_module(INDEXER)
+    operators: Any = importlib.import_module("vllm._custom_ops")
+    operators.indexer_k_quant_and_cache = whole(sparse.store_index)
+    operators.cp_gather_indexer_k_quant_cache = whole(sparse.gather_index)
+    operators.top_k_per_row_prefill = lambda scores, starts, ends, found, count, *rest: sparse.best(
+        scores, ends - starts, found, rest[-1]
+    )
+    module.fp8_fp4_mqa_logits = sparse.scores
+    module.fp8_fp4_paged_mqa_logits = whole(sparse.scores_of_pages, returns=True)
+    choose = whole(sparse.best)
+    module.get_indexer_topk = lambda kind: (
+        lambda scores, lengths, each, found, most, longest: choose(scores, lengths, found, most)
+    )
+    module.SparseAttnIndexer.forward_native = module.SparseAttnIndexer.forward_cuda
+    begin = module.SparseAttnIndexer.__init__
+
+    def begun(one: Any, *given: Any, **named: Any) -> None:
+        """Take the workspace that a run for its size takes on a GPU, before it is locked."""
+        begin(one, *given, **named)
+        size = one.max_total_seq_len, one.head_dim, torch.float8_e4m3fn, False
+        shapes = module._gather_workspace_shapes(*size)
+        module.current_workspace_manager().get_simultaneous(*shapes)
+
+    module.SparseAttnIndexer.__init__ = begun
+    held: Any = torch.ops.vllm  # A graph cannot be split inside of an opaque operator.
+    held.sparse_attn_indexer = lambda *given, **named: module.sparse_attn_indexer(
+        *given[:CHOICE], given[CHOICE].as_subclass(sparse.Filled), *given[CHOICE + 1 :], **named
+    )
+    model: Any = importlib.import_module(INDEXED)
+    model.per_token_group_quant_fp8 = sparse.quantised
+    norm = model.LayerNorm  # It asks for a dtype, which no graph records.
+    norm.forward_native = whole(norm.forward_native, returns=True)
 
 
 @AFTER.add("the arithmetic of FlashAttention 3: torch over the tables it is given", COMPILED)
@@ -356,7 +411,8 @@ def install_before_engine(device: str) -> None:
 def install_in_engine(served: VllmServed) -> None:
     """Install the replacements for parts of the engine."""
     CHANCE.seed(served.seed)
-    put(AFTER if served.device == "cpu" else ())
+    if served.device == "cpu":
+        put([*AFTER, *(INDEXING if served.model == DEEPSEEK_V32.name else ())])
     if served.apart:
         apart.connect(failing=served.fails)
     elif served.fails:
