@@ -30,8 +30,8 @@ class Waits(Thread):
                 number, since = watcher.number, time.monotonic()
             elif time.monotonic() - since > LONGEST:
                 watcher.waits = True
-                frame = sys._current_frames().get(watcher.thread)
-                where = stack(watcher.package, frame).lines[:1]
-                watcher.journal.write("waits", forward=number, line="".join(where))
+                # A name for the frame would keep all that its functions hold.
+                where = stack(watcher.package, sys._current_frames().get(watcher.thread))
+                watcher.journal.write("waits", forward=number, line="".join(where.lines[:1]))
             del watcher
             time.sleep(PAUSE)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.connectors.sampling import UNSEEN
 from paritybit.connectors.sglang.drafts import BEGUN, SELECTED, TAKEN, DraftStates
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import wrong_row
@@ -80,8 +81,12 @@ def test_a_token_that_is_no_draft_is_not_judged() -> None:
     values = [*states.given(batch, rows_of(DRAFTED, DRAFTED))]
     assert [one.requests for one in values if one.untried] == [["a"]]
     assert not wrong(values)
+    batch.spec_info.num_accept_tokens = None  # Of a release with another name.
+    (value,) = (one for one in states.given(batch, rows_of(DRAFTED, DRAFTED)) if one.untried)
+    assert value.requests == ["a", "b"]
     states.forget()
-    assert [*states.given(batch, rows_of(DRAFTED, DRAFTED))] == []
+    (value,) = states.given(batch, rows_of(DRAFTED, DRAFTED))
+    assert (value.requests, value.untried) == (["a", "b"], UNSEEN)
 
 
 @pytest.mark.parametrize("rolled", [0, 1])
@@ -114,4 +119,6 @@ def test_draft_steps_begin_with_the_states_of_the_last_accepted_token(
     steps = forward("DECODE", [0, 0], hidden_states=hidden[index.flip(0)])
     assert len(wrong(states.given(steps, rows_of(1, 1)))) == 2
     states.forget()
-    assert [*states.given(steps, rows_of(1, 1))] == []
+    (value,) = states.given(steps, rows_of(1, 1))
+    assert value.untried
+    assert value.requests == ["a", "b"]

@@ -16,7 +16,7 @@ from paritybit.connectors.sglang.attention import lists_of, metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.graphs import counted
 from paritybit.connectors.sglang.models import SglangModel
-from paritybit.connectors.sglang.rows import Rows, roots
+from paritybit.connectors.sglang.rows import Recorded, Rows, roots
 from paritybit.connectors.sglang.sampling import (
     KEPT,
     OF_ENDS,
@@ -567,6 +567,12 @@ def test_hidden_states_are_recorded_for_the_request_whose_tokens_have_them(
     assert wrong == [*range(sizes[2])][: late * sizes[2]]
     assert judged.explain is not None
     assert not late or judged.explain(0) == "it is that of token 0 of request b"
+    kept = Recorded.of(batch, Part(logits_output=Part(hidden_states=known.repeat(2, 1))))
+    assert kept is not None
+    record()
+    (judged,) = kept.values()
+    assert judged.untried
+    assert judged.requests == ["c", "d"]
 
 
 def test_the_ends_of_a_request_are_masked_until_it_has_enough_tokens() -> None:

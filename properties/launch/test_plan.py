@@ -191,6 +191,12 @@ def test_a_run_states_that_its_case_does_not_show_the_finding_again(
     assert f"the case did not show it {where}" in capsys.readouterr().out
 
 
+def test_a_replay_that_fails_by_itself_says_nothing_of_its_case(paritybit: Run) -> None:
+    once = {"BROKEN": "decode graphs", "ONCE": str(Path("once").resolve())}
+    assert paritybit(*WATCH, **once, FAILED="decode graphs") == FINDING
+    assert [one["again"] for one in record()["findings"]] == [None]
+
+
 def test_a_case_that_shows_its_finding_again_shows_a_fix_on_other_releases_alone(
     paritybit: Run, case: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

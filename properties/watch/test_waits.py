@@ -1,9 +1,12 @@
 """A rank that waits in a forward is noticed, with its line, until it goes on."""
 
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from paritybit.watch import journal, waits
 from paritybit.watch.facts import Forward
@@ -27,11 +30,38 @@ def test_a_rank_that_waits_is_noticed_until_it_goes_on(
         line = "in test_a_rank_that_waits_is_noticed_until_it_goes_on"
         return [(one.get("forward"), one.get("line", "").endswith(line)) for one in found]
 
-    for seconds, found in ((0.0, []), (0.6, [(2, True)]), (0.0, [(2, True), (None, False)])):
+    expected, long = list[tuple[int | None, bool]](), 0.6
+    ends = (0.0, watcher.end), (long, watcher.end), (0.0, watcher.end), (long, watcher.abandon)
+    for number, (seconds, end) in enumerate(ends, 1):
         watcher.begin(Forward("decode", (row("a", [1], 0, [5]),)))
         time.sleep(seconds)
-        assert waiting() == (found if rank else [])
+        expected += [(number, True)] * bool(seconds and rank)
+        assert waiting() == expected
+        end()
+        expected += [(None, False)] * bool(seconds and rank)
+        assert waiting() == expected
+    time.sleep(long)  # Between forwards, a rank may have nothing to do.
+    assert waiting() == expected
+    lines.end()
+
+
+def test_what_a_forward_held_is_freed_after_its_rank_has_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LONGEST", 0.1)
+    monkeypatch.setattr(waits, "PAUSE", 0.01)
+    lines, kv = journal.Journal(tmp_path / "process-0.jsonl"), groups()
+    given: dict[str, Any] = {"journal": lines, "settings": Settings(str(tmp_path))}
+    watcher = Watcher(kv, engine="watch", release="1", rank={"tp": (0, 2)}, **given)
+
+    def forward() -> "weakref.ref[torch.Tensor]":
+        held = torch.zeros(3)
+        watcher.begin(Forward("decode", (row("a", [1], 0, [5]),)))
+        time.sleep(0.4)
         watcher.end()
-    time.sleep(0.6)  # Between forwards, a rank may have nothing to do.
-    assert len(waiting()) == 2 * len(rank)
+        return weakref.ref(held)
+
+    left = forward()
+    assert [one["kind"] for one in lines_in(tmp_path)].count("waits") == 2
+    assert left() is None
     lines.end()

@@ -331,7 +331,7 @@ class ConfigServer:
             left = until - time.time()
             outcome = run.trial(case, self.adapter, self.engine, left, importers)
             shown = outcome is not None and case.key in outcome.tally.findings
-            if outcome is not None and (shown or not outcome.stopped):
+            if outcome is not None and (shown or (outcome.code == 0 and not outcome.stopped)):
                 run.again[case.key] = shown
 
     def isolate(self, run: WatchRun, seconds: float) -> None:

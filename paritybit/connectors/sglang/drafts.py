@@ -14,7 +14,14 @@ from torch import Tensor
 
 from paritybit.connectors.following import offsets
 from paritybit.connectors.hooking import maybe
-from paritybit.connectors.sampling import MOST_MADE, handed_on, row_sums, rows_of, untried
+from paritybit.connectors.sampling import (
+    MOST_MADE,
+    UNSEEN,
+    handed_on,
+    row_sums,
+    rows_of,
+    untried,
+)
 from paritybit.connectors.sglang.rows import EXTENDS, Rows, mode_of, paths_of
 from paritybit.watch.facts import RowValues
 
@@ -73,12 +80,14 @@ class DraftStates:
             return
         if mode == "decode":
             yield from self.begun(given, found)
-        elif (target := self.target) is not None:
+        elif (target := self.target) is None:
+            yield from untried(TAKEN, [row.request for row in found.rows], UNSEEN)
+        else:
             ids, lasts = batch.input_ids.tolist(), accepted(batch, found)
             names, rows, places, unknown = list[str](), list[int](), list[int](), list[str]()
             for row, first, last in zip(found.rows, starts(found), lasts, strict=True):
-                place = target.firsts.get(row.request)
-                for at in range(first, first + last):
+                place = target.firsts.get(row.request) if last else None
+                for at in range(first, first + max(last, 1)):
                     if place is None:
                         unknown.append(row.request)
                         break
@@ -94,9 +103,12 @@ class DraftStates:
     def begun(self, given: Tensor, found: Rows) -> Iterator[RowValues]:
         """Yield whose hidden states draft steps begin with."""
         names = list(dict.fromkeys(row.request for row in found.rows))
-        known = [(name, self.returned.get(name)) for name in names]
-        mine = [(at, *one) for at, (_, one) in enumerate(known) if one is not None]
-        if len(given) == len(names) and mine:
+        fits = len(given) == len(names)
+        known = [self.returned.get(name) if fits else None for name in names]
+        mine = [(at, *one) for at, one in enumerate(known) if one is not None]
+        unknown = [name for name, one in zip(names, known, strict=True) if one is None]
+        yield from untried(BEGUN, unknown, "it is not seen what the draft model returned")
+        if mine:
             rows, lasts, sums = zip(*mine, strict=True)
             firsts = offsets(len(one) for one in sums)
             whose = [

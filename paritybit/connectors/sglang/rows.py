@@ -298,7 +298,7 @@ class Recorded:
 
     @classmethod
     def of(cls, batch: Any, result: Any) -> "Recorded | None":
-        """Return those of a batch and its result, or None if there are none, or too many tokens."""
+        """Return those of a batch and its result, or None if there are none."""
         known, asked = maybe(result, "logits_output.hidden_states"), "return_hidden_states"
         counts = [
             len(one.hidden_states) if maybe(one, asked) is True else None for one in batch.reqs
@@ -310,7 +310,7 @@ class Recorded:
             sizes = maybe(result, "extend_input_len_per_req") or batch.extend_lens
         ends = [*accumulate(sizes)]
         spans = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        return cls(batch.reqs, counts, known, spans) if len(known) == ends[-1] else None
+        return cls(batch.reqs, counts, known, spans)
 
     def values(self) -> Iterator[RowValues]:
         """Yield whose hidden states the scheduler has recorded since for each request."""
@@ -322,7 +322,9 @@ class Recorded:
             mine = span if new else ()
             names += [request.rid] * len(mine)
             places += mine
-        if given:
+        if given and len(self.known) != self.spans[-1].stop:  # Drafts have more.
+            yield from untried(RETURNED, [*dict.fromkeys(names)], "it is not known whose they are")
+        elif given:
             pairs = zip(self.requests, self.spans, strict=True)
             whose = [
                 f"token {at - span[0]} of request {one.rid}" for one, span in pairs for at in span
