@@ -118,6 +118,8 @@ def test_draft_steps_begin_with_the_states_of_the_last_accepted_token(
     assert judged == ([] if selected or not late else last)
     steps = forward("DECODE", [0, 0], hidden_states=hidden[index.flip(0)])
     assert len(wrong(states.given(steps, rows_of(1, 1)))) == 2
+    (other,) = states.given(steps, rows_of(1, 1), apart=True)
+    assert other.untried == "some requests begin with those of another engine"
     states.forget()
     (value,) = states.given(steps, rows_of(1, 1))
     assert value.untried

@@ -73,12 +73,18 @@ class DraftStates:
         firsts, sums = dict(zip(names, places, strict=False)), row_sums(hidden[: places[-1]])
         self.target = Computed(firsts, below, whose, sums)
 
-    def given(self, batch: Any, found: Rows) -> Iterator[RowValues]:
-        """Yield whose hidden states a forward of the draft model gets."""
+    def given(self, batch: Any, found: Rows, apart: bool = False) -> Iterator[RowValues]:
+        """Yield whose hidden states a forward of the draft model gets.
+
+        `apart` is whether some requests begin with those of another engine.
+        """
         given, mode = maybe(batch, "spec_info.hidden_states"), mode_of(batch)
         if not isinstance(given, Tensor) or given.ndim != 2 or not found.rows:
             return
-        if mode == "decode":
+        if mode == "decode" and apart:
+            names = [row.request for row in found.rows]
+            yield from untried(BEGUN, names, "some requests begin with those of another engine")
+        elif mode == "decode":
             yield from self.begun(given, found)
         elif (target := self.target) is None:
             yield from untried(TAKEN, [row.request for row in found.rows], UNSEEN)

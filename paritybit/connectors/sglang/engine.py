@@ -322,7 +322,7 @@ class SglangEngine(Models):
         if not model.drafts:
             self.judge_rows(batch, rows.mode_of(batch))
         elif model.ahead:
-            self.rows("draft", self.draft_states.given(batch, now.rows))
+            self.rows("draft", self.draft_states.given(batch, now.rows, self.apart))
         if now.implied and maybe(batch, "encoder_lens") is None:
             self.judge_batch(watcher, now)
         watcher.judge_inputs("LoRA", sampling.buffers_used(now, self.requests))
