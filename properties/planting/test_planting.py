@@ -27,7 +27,7 @@ COUNTS = {
     "moves-unseen2": 36,
     "moves-unseen3": 34,
     "public": 70,
-    "ranks": 26,
+    "ranks": 28,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
     "sglang": 123,
