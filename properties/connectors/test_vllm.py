@@ -351,8 +351,11 @@ class SparseIndexerMetadata(Part):
     """The metadata of an indexer."""
 
 
-def wrong_of_indexer(name: str | None) -> list[str]:
-    """Return what is wrong of one decoding request and two prompts, with one wrong value."""
+def wrong_of_indexer(name: str | None, tokens: int = 1, **more: Any) -> list[str]:
+    """Return what is wrong of one decoding request and two prompts, with one wrong value.
+
+    The engine says that the first has so many `tokens`. The batch has `more` fields.
+    """
     spans = ((6, 1), (3, 2), (0, 3))
     rows = [
         Row(str(at), [1] * (cached + n), cached, n, {"blocks": torch.arange(cached + n) + 8 * at})
@@ -374,10 +377,11 @@ def wrong_of_indexer(name: str | None) -> list[str]:
     metadata = SparseIndexerMetadata(
         slot_mapping=held["slot_mapping"],
         num_decodes=1,
+        num_decode_tokens=tokens,
         decode=Part(seq_lens=held["seq_lens"], block_table=held["block_table"]),
         prefill=Part(chunks=[prompts]),
     )
-    batch = VllmBatch(slots, slots, (Part(block_table=table),), (3, 6), (3, 6))
+    batch = VllmBatch(slots, slots, (Part(block_table=table),), (3, 6), (3, 6), **more)
     given = of_indexer(batch, {"keys": metadata}, Forward("mixed", tuple(rows)))
     return [one.name for one in given if not same(one.tensor, one.expected)]
 
@@ -388,6 +392,9 @@ def test_an_indexer_gets_the_keys_of_each_query() -> None:
     for name in ("slot_mapping", "seq_lens", "cu_seqlen_ks", "cu_seqlen_ke", "block_table"):
         assert wrong_of_indexer(name) == [f"{name} of the indexer"]
     assert wrong_of_indexer("blocks of prompts") == ["block_table of the indexer"]
+    assert wrong_of_indexer("seq_lens", tokens=3) == []  # They may be those of tokens.
+    with pytest.raises(NotRecognisedError, match="context parallelism"):
+        wrong_of_indexer(None, share=Share(0, 2))
 
 
 @pytest.mark.parametrize(("counts", "known"), [([5, 2], True), ([6, 2], None), ([8, 2], False)])

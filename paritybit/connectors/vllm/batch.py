@@ -371,16 +371,22 @@ def of_runner(
 
 
 def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[StaticInput]:
-    """Yield what an indexer gets for rows: slots to write, lengths, blocks and ranges of keys."""
+    """Yield what an indexer gets for rows: slots to write, lengths, blocks and ranges of keys.
+
+    With drafts, it may get decoding rows by token. These are not judged. Raises NotRecognisedError.
+    """
     each = (one for one in metadata.values() if type(one).__name__.endswith(INDEXER))
     if (held := next(each, None)) is None:
         return
+    if isinstance(batch, SplitBatch) or batch.share.ranks > 1:
+        raise NotRecognisedError("an indexer with context parallelism")
     (count, tokens), rows = batch.live, forward.rows[: batch.live[0]]
     right, table = batch.expected(forward), batch.metadata[0].block_table
     slots = held.slot_mapping[:tokens]
     yield expected("slot_mapping of the indexer", slots, right["slot_mapping 0"])
     first = min(held.num_decodes, count)
-    if held.decode is not None and held.decode.seq_lens[0].numel() == 1:
+    plain = held.decode is not None and held.num_decode_tokens == held.num_decodes
+    if plain and held.decode.seq_lens[0].numel() == 1:
         lengths = held.decode.seq_lens[:first].flatten()
         yield expected("seq_lens of the indexer", lengths, right["seq_lens 0"][:first])
         yield expected("block_table of the indexer", held.decode.block_table[:first], table[:first])
