@@ -40,6 +40,7 @@ NO_ENGINE = (
     "'paritybit list pages'"
 )
 
+NOT_SERVED = "no configuration was served"
 NOT_READY = "no engine was ready before the time was over; --seconds gives it more"
 
 ENGINE_ERROR = "engine error"
@@ -133,7 +134,7 @@ def open_questions(outcomes: Sequence[ConfigOutcome]) -> Iterator[str]:
                 break
     if not any(one.tally.started for one in outcomes):
         late = all(one.values and one.code == 0 for one in outcomes)
-        yield NOT_READY if late else NO_ENGINE
+        yield NOT_SERVED if not outcomes else NOT_READY if late else NO_ENGINE
         return
     nowhere = [
         sentence

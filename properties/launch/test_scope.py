@@ -12,7 +12,15 @@ from paritybit.drive.sglang.settings import SglangServed
 from paritybit.launch.record import WatchOptions, make
 from paritybit.launch.scope import STATES, not_tried
 from paritybit.launch.tally import Tally
-from paritybit.launch.verdict import NEEDED, ConfigOutcome, open_questions, scope_of
+from paritybit.launch.verdict import (
+    NEEDED,
+    NO_ENGINE,
+    NOT_READY,
+    NOT_SERVED,
+    ConfigOutcome,
+    open_questions,
+    scope_of,
+)
 
 REACHED = dict.fromkeys(STATES, 1)
 
@@ -128,6 +136,12 @@ def test_a_configuration_that_tested_too_little_leaves_the_run_undecided(name: s
     assert any(
         one.what == "configuration 64" and one.why == NEEDED[name] for one in record.not_tried
     )
+
+
+def test_a_run_without_an_engine_says_why() -> None:
+    late = ConfigOutcome("late", (), Tally(), 0, 1.0, values=("page size 1",))
+    given: list[list[ConfigOutcome]] = [[late], [late, replace(late, values=())], []]
+    assert [next(open_questions(one)) for one in given] == [NOT_READY, NO_ENGINE, NOT_SERVED]
 
 
 def test_a_configuration_may_do_without_graphs_but_not_all() -> None:
