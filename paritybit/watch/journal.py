@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from io import FileIO
 from multiprocessing import util
 from pathlib import Path
+from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -115,6 +116,8 @@ class Journal:
     """Whether all of these were counted. If not, digests would not match those of other ranks."""
     watchers: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
     """The watchers that write to this journal. They live as long as their connectors keep them."""
+    lock: Any = field(default_factory=RLock)
+    """A thread holds it while it writes."""
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line of one of KINDS, or try again with the next line.
@@ -129,6 +132,10 @@ class Journal:
 
     def _append(self, *, durable: bool = False) -> None:
         """Write the waiting lines. With `durable`, also sync the file to disk."""
+        with self.lock:
+            self._append_all(durable=durable)
+
+    def _append_all(self, *, durable: bool) -> None:
         try:
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +225,7 @@ class Journal:
 
     def begin_anew(self) -> None:
         """Start an empty journal for this process, which was forked from another one."""
-        self.pid, self.file = os.getpid(), None
+        self.pid, self.file, self.lock = os.getpid(), None, RLock()
         self.path = self.path.with_name(f"process-{self.pid}.jsonl")
         self.counts, self.findings, self.said = {}, {}, set()
         self.waiting, self.digests, self.lost = [], [], False
@@ -226,7 +233,7 @@ class Journal:
 
     def go_on_in(self, folder: Path) -> None:
         """Continue in a file of this process in a folder, with the lines written so far."""
-        before, self.pid, self.file = self.path, os.getpid(), None
+        before, self.pid, self.file, self.lock = self.path, os.getpid(), None, RLock()
         self.path = folder / f"process-{self.pid}.jsonl"
         if before.exists():
             self.waiting.insert(0, before.read_bytes())

@@ -2,36 +2,54 @@
 
 import sys
 import time
-import weakref
-from threading import Thread
-from typing import TYPE_CHECKING
+from threading import Event, Thread, get_ident
 
+from paritybit.watch.journal import Journal
 from paritybit.watch.stacks import stack
-
-if TYPE_CHECKING:
-    from paritybit.watch.watcher import Watcher
 
 LONGEST, PAUSE = 30.0, 1.0
 """Seconds in a forward after which its rank waits, and between two looks."""
 
 
 class Waits(Thread):
-    """Writes to the journal in which forward, and at which line, the rank of a watcher waits."""
+    """Writes to the journal in which forward, and at which line of a package, a rank waits.
 
-    def __init__(self, watcher: "Watcher") -> None:
+    It holds nothing of the watcher, which could otherwise end in this thread. Set `over` to end it.
+    It ends in a fork, too.
+    """
+
+    def __init__(self, journal: Journal, package: str) -> None:
         super().__init__(daemon=True)
-        self.watcher = weakref.ref(watcher)
+        self.journal, self.package = journal, package
+        self.over = Event()
+        self.now: tuple[int, int] | None = None
+        """The number and the thread of the current forward."""
+        self.noticed = False
+        """Whether the journal says that the rank waits."""
+
+    def begin(self, forward: int) -> None:
+        """Record that a forward begins in this thread."""
+        self.now = forward, get_ident()
+
+    def go_on(self) -> None:
+        """Record that no forward runs, and tell the journal if it says that one waits."""
+        with self.journal.lock:
+            self.now = None
+            if self.noticed:
+                self.noticed = False
+                self.journal.write("waits")
 
     def run(self) -> None:
-        """Look until the watcher is gone. The thread ends in a fork, too."""
-        number, since = 0, time.monotonic()
-        while (watcher := self.watcher()) is not None:
-            if number != watcher.number or not watcher.watching or watcher.waits:
-                number, since = watcher.number, time.monotonic()
-            elif time.monotonic() - since > LONGEST:
-                watcher.waits = True
-                # A name for the frame would keep all that its functions hold.
-                where = stack(watcher.package, sys._current_frames().get(watcher.thread))
-                watcher.journal.write("waits", forward=number, line="".join(where.lines[:1]))
-            del watcher
-            time.sleep(PAUSE)
+        """Look until `over` is set."""
+        seen, since = self.now, time.monotonic()
+        while not self.over.wait(PAUSE):
+            with self.journal.lock:  # A forward that ends meanwhile goes on after this line.
+                now = self.now
+                if now is None or now != seen or self.noticed:
+                    seen, since = now, time.monotonic()
+                elif time.monotonic() - since > LONGEST:
+                    self.noticed = True
+                    forward, thread = now
+                    # A name for the frame would keep all that its functions hold.
+                    where = stack(self.package, sys._current_frames().get(thread))
+                    self.journal.write("waits", forward=forward, line="".join(where.lines[:1]))

@@ -14,10 +14,10 @@ A watcher keeps no object of the engine alive. It ends when its connector drops 
 import os
 import platform
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import get_ident
 from types import MappingProxyType
 from typing import Any
 
@@ -125,10 +125,10 @@ class Watcher(Replaying):
         )
         self.digests = digests_of(journal, rank, settings)
         journal.watchers[self] = None
-        self.thread, self.waits = get_ident(), False
-        """The thread of the current forward, and whether the journal says that it waits."""
-        if rank:
-            Waits(self).start()
+        self.waits = Waits(journal, self.package) if rank else None
+        if self.waits is not None:
+            weakref.finalize(self, self.waits.over.set)
+            self.waits.start()
 
     def __del__(self) -> None:
         """Judge what was only noted so far. While Python ends, torch would abort."""
@@ -149,6 +149,7 @@ class Watcher(Replaying):
         with self.lock:
             super().lose()
             self.origins = Origins(self.lines)
+        self.go_on()
 
     # Forwards.
 
@@ -209,7 +210,8 @@ class Watcher(Replaying):
             self.undecided("a forward began before the last one ended")
         self.settle()
         self.number += 1
-        self.thread = get_ident()
+        if self.waits is not None:
+            self.waits.begin(self.number)
         self.lines.begin(forward.kind)
         for base in forward.bases:
             learned = partial(self.lines.of, base.kind or LISTS, base.name)
@@ -474,10 +476,9 @@ class Watcher(Replaying):
         self.relayed.add(forward.model, ids, unknown)
 
     def go_on(self) -> None:
-        """Tell the journal that the current forward waits no longer."""
-        if self.waits:
-            self.waits = False
-            self.journal.write("waits")
+        """Record that no forward waits any longer."""
+        if self.waits is not None:
+            self.waits.go_on()
 
     @guarded
     def end(self, until: str = "") -> None:
