@@ -32,6 +32,16 @@ def test_an_engine_that_serves_nobody_who_waits_has_stalled(
         assert engine._poll() == ["polled"]
 
 
+def test_an_engine_in_which_a_request_waits_for_its_grammar_is_not_at_rest() -> None:
+    engine, grammars = Sglang(SglangServed("gemma4")), SimpleNamespace(grammar_queue=["a request"])
+    engine._scheduler = SimpleNamespace(
+        is_fully_idle=lambda: False, grammar_manager=grammars, tree_cache=SimpleNamespace()
+    )
+    assert not engine.at_rest()
+    grammars.grammar_queue = []
+    assert engine.at_rest()
+
+
 @pytest.mark.parametrize(
     ("host_cache", "said", "lacking"),
     [

@@ -523,8 +523,14 @@ class Sglang(Engine):
         return any(key in getattr(cache, copies, ()) for key in keys for copies in COPIES[:2])
 
     def at_rest(self) -> bool:
-        """Return whether the prefix cache copies nothing, and another engine has nothing to do."""
+        """Return whether nothing is left that makes the engine refuse to empty its cache.
+
+        These are copies of the prefix cache, requests that wait for a grammar, and work of another
+        engine.
+        """
         others = apart.Wire.rests() and self._scheduler.is_fully_idle()
+        if getattr(getattr(self._scheduler, "grammar_manager", None), "grammar_queue", ()):
+            return False
         if self.served.apart and not others:
             return False
         cache = self._scheduler.tree_cache
