@@ -161,7 +161,14 @@ def filling(home: Path) -> Iterator[Path]:
 
 def newest(package: Package) -> str:
     """Return the newest release on the package index. Raises CannotRunError without an index."""
-    output = pip("index", "versions", "--only-binary", ":all:", package.name)
+    output = pip(
+        f"looking for releases of {package.name}",
+        "index",
+        "versions",
+        "--only-binary",
+        ":all:",
+        package.name,
+    )
     found = re.search(rf"^{package.name} \(({VERSION})\)$", output, re.MULTILINE)
     if found is None:
         raise CannotRunError(
@@ -200,7 +207,8 @@ def _download(version: str, into: Path, package: Package) -> Path:
     if pins is not None:
         (into / "pinned.txt").write_text(pins[0])
         words = ["--require-hashes", "-r", str(into / "pinned.txt")]
-    output = pip("download", "--no-deps", "--only-binary", ":all:", "--dest", str(into), *words)
+    words = ["--no-deps", "--only-binary", ":all:", "--dest", str(into), *words]
+    output = pip(f"downloading {package.name} {version}", "download", *words)
     wheels = list(into.glob("*.whl"))
     if wheels:
         return wheels[0]
@@ -233,7 +241,7 @@ def install(name: str, requirements: Path) -> None:
         return
     with filling(home) as target:
         words = ("--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements))
-        output = pip("install", *words)
+        output = pip(f"downloading packages that engines need ({name})", "install", *words)
     if not home.exists():
         if OTHER_HASH in output:
             raise MalformedError(
@@ -243,12 +251,13 @@ def install(name: str, requirements: Path) -> None:
         raise CannotRunError(f"cannot install the dependencies of the engine: {last}")
 
 
-def pip(*arguments: str) -> str:
-    """Run pip and return its output. Raises CannotRunError if pip is missing."""
+def pip(what: str, *arguments: str) -> str:
+    """Say what pip does, run it, and return its output. Raises CannotRunError if it is missing."""
     if importlib.util.find_spec("pip") is None:
         raise CannotRunError(
             "downloading an engine needs the package pip: install the extra 'paritybit[engines]'"
         )
+    sys.stderr.write(f"paritybit: {what}\n")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

@@ -61,12 +61,17 @@ def of_connector(path: str) -> bool:
 
 @cache
 def engine_file(path: str, package: str) -> str | None:
-    """Return the path of a file from its package on, or None if the package does not have it."""
+    """Return the path of a file from its package on, or None if the package does not have it.
+
+    A package may be a module in one file.
+    """
     _, found, rest = path.replace("\\", "/").rpartition(f"/{package}/")
-    if not found or of_connector(path):
+    shown = f"{package}/{rest}" if found else f"{package}.py"
+    alone = getattr(sys.modules.get(package), "__file__", None) == path
+    if not (found or alone) or of_connector(path):
         return None
-    FILES[f"{package}/{rest}"] = path
-    return f"{package}/{rest}"
+    FILES[shown] = path
+    return shown
 
 
 def name_of(code: CodeType) -> str:

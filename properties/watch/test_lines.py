@@ -1,5 +1,6 @@
 """The lines and the functions of an engine that a finding names."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,18 @@ def engine(tmp_path: Path) -> dict[str, Any]:
     path.write_text(SOURCE)
     exec(compile(SOURCE, path, "exec"), scope)
     return scope
+
+
+def test_an_engine_may_be_a_module_in_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks.engine_file.cache_clear()
+    path = str(tmp_path / "mini.py")
+    assert stacks.engine_file(path, "mini") is None  # Another file may have this name.
+    monkeypatch.setitem(sys.modules, "mini", SimpleNamespace(__file__=path))
+    stacks.engine_file.cache_clear()
+    assert stacks.engine_file(path, "mini") == "mini.py"
+    assert stacks.engine_file(str(tmp_path / "mini/mini.py"), "mini") == "mini/mini.py"
 
 
 def brief(text: str) -> str:
