@@ -51,7 +51,7 @@ CHECKS = (
         "uninitialised read",
         "every slot that a live row reads has been written before",
         lambda reads: reads.unwritten,
-        "it was never written",
+        "no KV of it is there",
         lambda reads: torch.ones_like(reads.missing),
     ),
     check(
