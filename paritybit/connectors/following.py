@@ -307,6 +307,17 @@ def in_dimensions(rows: Iterable[Row], places: Mapping[str, Places]) -> Tensor |
     return torch.cat(parts, 1)
 
 
+def index_keys(pages: Tensor, page: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the keys of an indexer and their scales, each [pages, page, n], of pages of bytes.
+
+    In a row of `pages`, the keys of its `page` slots come first, `width` bytes each. A scale is a
+    float32.
+    """
+    keys, scales = pages.split([page * width, pages.shape[1] - page * width], 1)
+    keys, scales = keys.view(torch.float8_e4m3fn), scales.view(torch.float32)
+    return keys.unflatten(1, (page, -1)), scales.unflatten(1, (page, -1))
+
+
 def whole(name: str, tensor: Tensor) -> StaticInput:
     """Return an input without padding."""
     return StaticInput(name, tensor, len(tensor), len(tensor))

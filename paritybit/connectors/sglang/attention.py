@@ -199,10 +199,9 @@ def metadata_of(
     elif kind == SPARSE:
         held, right = sparse_metadata(backend, mode, spans)
     else:
-        tree, held = tree_of(backend, mode), {**vars(backend.forward_metadata)}
-        right = {"cache_seqlens_int32": [cached + (not tree) * n for cached, n in spans]}
-        more_held, more_right = split_metadata(spans, *parts)
-        held, right = {**held, **more_held}, {**right, **more_right}
+        tree, (held, right) = tree_of(backend, mode), split_metadata(spans, *parts)
+        held = {**vars(backend.forward_metadata), **held}
+        right["cache_seqlens_int32"] = [cached + (not tree) * n for cached, n in spans]
     for name, values in right.items():
         tensor = held.get(name)
         if isinstance(tensor, Tensor) and len(tensor) >= len(values):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.following import index_keys
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.bits import in_numbers
@@ -154,10 +155,4 @@ def indexed(pool: Any, keys: Tensor) -> tuple[Tensor, ...]:
     page, width = int(pool.page_size), int(pool.index_head_dim)
     if maybe(pool, "index_kpool") not in (None, 1) or int(pool.index_page_size) != page:
         raise NotRecognisedError("an indexer with a key for several tokens, or other pages")
-    if not len(keys):
-        return ()
-    parts = keys.split([page * width, keys.shape[1] - page * width], 1)
-    dtypes = torch.float8_e4m3fn, torch.float32
-    return tuple(
-        one.view(dtype).unflatten(1, (page, -1)) for one, dtype in zip(parts, dtypes, strict=True)
-    )
+    return index_keys(keys, page, width) if len(keys) else ()

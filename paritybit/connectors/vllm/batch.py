@@ -53,11 +53,8 @@ class VllmBatch:
         lengths = [one.seq_lens[: len(one.block_table)] for one in self.metadata]
         counts = torch.cat([*(n[:rows] for n in lengths), *(n[rows:] for n in lengths)])
         widths = torch.tensor([line.shape[1] for line in lines for _ in range(len(line))])
-        entries, pages = (
-            torch.cat([line.flatten() for line in lines]),
-            -(-counts.long() // pool.page),
-        )
-        given = entries, widths.cumsum(0) - widths, pages
+        entries, firsts = torch.cat([line.flatten() for line in lines]), widths.cumsum(0) - widths
+        given = entries, firsts, -(-counts.long() // pool.page)
         return [IndexList("block_table", group, *given, exact=False, page=pool.page)]
 
     def shared_list(self, group: str, page: int, forward: Forward) -> IndexList:

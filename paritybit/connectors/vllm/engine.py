@@ -434,8 +434,8 @@ class VllmEngine(JudgedRows):
         with torch.inference_mode():
             for new in output.scheduled_new_reqs:
                 images = [one for one in new.mm_features if one.modality != "prompt_embeds"]
-                made = model_of(runner).get_mrope_input_positions(new.prompt_token_ids, images)
-                held, delta = made
+                given = new.prompt_token_ids, images
+                held, delta = model_of(runner).get_mrope_input_positions(*given)
                 self.requests.known[new.req_id].places = held.cpu(), int(delta)
 
     def judge_positions(self, now: VllmForward) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import pages
+from paritybit.connectors.following import index_keys, pages
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.connectors.vllm.scheduling import Scheduling
@@ -226,14 +226,11 @@ def tensors_of(
 def of_indexer(cache: Tensor) -> tuple[tuple[Tensor, ...], int]:
     """Return the keys of an indexer and their scales, [blocks, block size, n], and the block size.
 
-    In a block of a cache [blocks, block size, bytes], the keys come first. A scale is a float32.
+    The cache has shape [blocks, block size, bytes]. A key has one scale.
     """
-    page, whole = cache.shape[1], cache.shape[1] * cache.shape[2]
-    flat = cache.as_strided((len(cache), whole), (cache.stride(0), 1), cache.storage_offset())
-    sizes = [whole - page * torch.float32.itemsize, page * torch.float32.itemsize]
-    keys, scales = flat.split(sizes, 1)
-    values = keys.view(torch.float8_e4m3fn).unflatten(1, (page, -1))
-    return (values, scales.view(torch.float32)[..., None]), page
+    _, page, size = cache.shape
+    given = (len(cache), page * size), (cache.stride(0), 1), cache.storage_offset()
+    return index_keys(cache.as_strided(*given), page, size - torch.float32.itemsize), page
 
 
 def by_slot(cache: Tensor, blocks: int, page: int) -> tuple[tuple[Tensor, ...], int | None]:

@@ -128,8 +128,7 @@ TABLE = Table(
         # The engine has it for pages of 64 alone. The rest is not yet tried.
         (COMPRESSED[1:], ("page size 1", "page size 4", "page size 16", "fp8 KV")),
         (COMPRESSED[1:], ("breakable prefill graphs",)),
-        (("sessions",), ("images", *APART, SHARED, SPLIT)),
-        (("crowded sessions",), ("images", *APART, SHARED, SPLIT)),
+        (("sessions", "crowded sessions"), ("images", *APART, SHARED, SPLIT)),
     ],
     failing=[
         (UNTRIED,),
