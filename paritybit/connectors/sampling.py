@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paritybit.connectors.hooking import place_of
 from paritybit.watch.bits import sums_of
-from paritybit.watch.facts import RowValues
+from paritybit.watch.facts import Row, RowValues
 from paritybit.watch.stacks import Stack
 
 MOST = 2**22
@@ -28,6 +28,15 @@ HIDDEN, LOGITS = "hidden states scored", "logits sampled"
 ALIKE = "another row of the forward has the same values"
 UNSEEN = "it is not seen what the forward computed"
 """Why it is not judged which row is handed on."""
+
+EMBEDDINGS = "embeddings of images"
+"""What a model gets in place of the tokens that stand for images."""
+
+OTHERS = "they are not known as the model gets them"
+"""Why embeddings of an image are not judged."""
+
+Image = tuple[int, int, Tensor | None]
+"""The first position of an image in a prompt, its length, and its embeddings, if known."""
 
 RETURNED = "hidden states recorded"
 """The hidden states of a request's tokens, which it asked for."""
@@ -245,6 +254,36 @@ def handed_on(
     mine, (found, right) = [requests[row] for row in sure], torch.tensor([held, places])[:, sure]
     yield RowValues(name, mine, found, right, explain=explain)
     yield from untried(name, [requests[row] for row in {*range(len(sums))} - {*sure}], ALIKE)
+
+
+def embedded(
+    embeddings: Tensor, rows: Iterable[Row], images: Mapping[str, Sequence[Image]]
+) -> Iterator[RowValues]:
+    """Yield which embedding of which image a model gets for each token that stands for one.
+
+    `embeddings` [tokens, width] are those of all tokens of a forward. `images` are those of each
+    request.
+    """
+    names, places, right, start = list[str](), list[int](), list[int](), 0
+    known, whose, unknown = list[Tensor](), list[str](), list[str]()
+    for row in rows:
+        for first, count, given in images.get(row.request, ()):
+            mine = range(max(first, row.cached), min(first + count, row.cached + row.computed))
+            alike = given is not None and given.shape == (count, embeddings.shape[1])
+            if mine and not alike:
+                unknown.append(row.request)
+            elif mine and given is not None:
+                names += [row.request] * len(mine)
+                places += [start + at - row.cached for at in mine]
+                right += [len(whose) + at - first for at in mine]
+                image = f"the image at position {first} of request {row.request}"
+                whose += [f"token {token} of {image}" for token in range(count)]
+                known.append(row_sums(given.to(embeddings.dtype)).to(embeddings.device))
+        start += row.computed
+    if known:
+        held = row_sums(embeddings[places])
+        yield from handed_on(EMBEDDINGS, names, held, right, torch.cat(known), whose)
+    yield from untried(EMBEDDINGS, unknown, OTHERS)
 
 
 class Recording:

@@ -8,17 +8,20 @@ import torch
 
 from paritybit.connectors.sampling import (
     ALIKE,
+    OTHERS,
     UNSEEN,
     UNTOLD,
     AskedSampling,
+    Image,
     Recording,
     Sampled,
+    embedded,
     handed_on,
     logits_of,
     row_sums,
 )
 from paritybit.watch.checks.wrong_row import judge
-from paritybit.watch.facts import RowValues
+from paritybit.watch.facts import Row, RowValues
 from paritybit.watch.observations import RowsGiven
 from paritybit.watch.stacks import Stack
 
@@ -165,6 +168,22 @@ def test_a_row_that_equals_another_gives_no_evidence() -> None:
     judged = [*handed_on("states", ["a", "b"], row_sums(given), [1, 2], row_sums(computed), WHOSE)]
     assert len(told(judged[0])) == 1
     assert len(judged) == 1
+
+
+def test_each_token_of_an_image_has_its_own_embedding() -> None:
+    """The image of "a" is cut after its second token, and "b" has no part of an image here."""
+    image, text, other = torch.rand(4, 5), torch.rand(1, 5), torch.rand(2, 7)
+    rows = [Row("a", [], 3, 3, {}), Row("b", [], 5, 1, {})]
+    images: dict[str, list[Image]] = {"a": [(1, 4, image), (5, 1, other)], "b": [(0, 4, image)]}
+
+    def judged(*tokens: torch.Tensor) -> list[RowValues]:
+        return [*embedded(torch.cat([*tokens, text, text]).bfloat16(), rows, images)]
+
+    right, unknown = judged(image[2:])
+    assert told(right) == []
+    assert (right.requests, unknown.requests, unknown.untried) == (["a", "a"], ["a"], OTHERS)
+    (found,) = told(judged(image[:2])[0])
+    assert found.endswith("; it is that of token 0 of the image at position 1 of request a")
 
 
 def recorded(name: str, *tokens: int, prompt: int = 4) -> list[str]:

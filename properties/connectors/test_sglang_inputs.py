@@ -14,7 +14,7 @@ from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import UNSEEN
 from paritybit.connectors.sglang.attention import lists_of, metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
-from paritybit.connectors.sglang.graphs import counted
+from paritybit.connectors.sglang.graphs import counted, without_images
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Recorded, Rows, roots
 from paritybit.connectors.sglang.sampling import (
@@ -532,6 +532,37 @@ def test_the_sampler_gets_the_logits_of_each_row(
     hooked(engine.samples, lambda *_: tokens, None, Part(next_token_logits=logits))
     assert sampled(engine) == {}
     assert [one.untried for one in given] == [UNSEEN]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_model_gets_the_embeddings_of_the_images_of_its_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
+    given, image = list[RowValues](), torch.rand(3, 4)
+    monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
+    item = Part(precomputed_embeddings=image, offsets=[(1, 3)])
+    engine.requests = [Part(rid="a", multimodal_inputs=Part(mm_items=[item])), Part(rid="b")]
+    rows = [
+        Row("b", [], 0, 1, {}),
+        Row("a", [], 2, 2, {}),
+    ]  # The image is cut after its first token.
+    engine.now = Part(model=Part(drafts=False), rows=Part(rows=rows))
+    hooked(engine.embeds, lambda *_: torch.cat([image[:1], image[1 - wrong :][:2]]))
+    (judged,) = given
+    assert wrong_row.differing(judged).tolist() == [bool(wrong)] * 2
+
+
+def test_no_token_of_an_image_is_penalised() -> None:
+    info, requests = a_batch()
+    requests[0].origin_input_ids = [9, 10**18]
+    assert wrong(info, requests) == {}
+
+
+def test_a_graph_may_hold_any_ids_of_images() -> None:
+    runner = Part(model_runner=Part(model_config=Part(vocab_size=8)))
+    ids, held = torch.tensor([1, 10**18, 2]), torch.tensor([1, 7, 3, 0])
+    assert without_images(ids, held, runner).tolist() == [1, 7, 2]
 
 
 @pytest.mark.parametrize("mode", ["EXTEND", "DECODE"])

@@ -19,6 +19,7 @@ from paritybit.connectors.sglang.rows import (
     Rows,
     bases_of,
     draft_forward_of,
+    embeddings_of,
     forward_of,
     implied,
     kept_ids,
@@ -81,6 +82,19 @@ def test_images_with_equal_hashes_are_told_apart_also_when_their_request_has_end
     assert tokens[0][1] != tokens[2][1]
     one.multimodal_inputs = None
     assert rows_by_images(one) == tokens[0]
+
+
+def test_the_embeddings_of_images_are_those_that_came_with_them() -> None:
+    request, given = pictured("a", 1), torch.rand(5, 4)
+    (item,) = request.multimodal_inputs.mm_items
+    assert [*embeddings_of(request)] == [(1, 2, None)]  # A vision model computes them.
+    item.offsets, item.precomputed_embeddings = [(1, 2), (5, 7)], given
+    (first, count, one), (later, more, other) = embeddings_of(request)
+    assert (first, count, later, more) == (1, 2, 5, 3)
+    assert one is not None and other is not None
+    assert torch.cat([one, other]).equal(given)
+    request.multimodal_inputs = None
+    assert [*embeddings_of(request)] == []
 
 
 def rows_by_images(request: Any) -> list[int]:

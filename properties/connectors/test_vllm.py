@@ -1189,6 +1189,29 @@ def test_positions_in_several_dimensions_are_those_of_the_request(
     assert served.found() == found
 
 
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_embeddings_of_images_are_those_that_the_vision_model_computed(
+    served: Served, newer: bool, stage: int
+) -> None:
+    computed, given = torch.rand(2, 4), torch.zeros(8, 4)
+    served.runner.get_model = lambda: Part(get_mrope_input_positions=None)
+    new = Part(req_id="a", prompt_token_ids=[7], mm_features=[image(1, at=5)])
+    served.engine.follow_images(served.runner, Part(scheduled_new_reqs=[new]))
+    if newer:
+        served.runner.model_state = Part(encoder_runner=Part(inputs_embeds=given))
+        served.runner.encoder_cache = Part(encoder_outputs={"hash": computed})
+    else:
+        served.runner.inputs_embeds = Part(gpu=given)
+        served.runner.encoder_cache = {"hash": computed}
+    served.runner.intermediate_tensors = {} if stage else None
+    for token, found in ((1, set[str]()), (0, {"wrong row"} if stage == 0 else set())):
+        given[0] = computed[token]  # Position 6 is that of the second token of the image.
+        served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+        served.replay(Part(runtime_mode=Part(name="FULL"), hidden_states=torch.zeros(1, 2)))
+        assert served.found() == found
+
+
 def test_the_positions_of_a_request_are_those_that_its_model_computes(served: Served) -> None:
     def of(tokens: list[int], images: list[Any]) -> tuple[torch.Tensor, int]:
         assert [one.modality for one in images] == ["image"]

@@ -30,7 +30,7 @@ COUNTS = {
     "ranks": 28,
     "ranks-unseen": 24,
     "ranks-unseen2": 22,
-    "sglang": 123,
+    "sglang": 124,
     "states-unseen": 11,
     "transformers": 36,
     "unseen": 30,

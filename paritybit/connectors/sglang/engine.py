@@ -24,6 +24,7 @@ from paritybit.connectors.sampling import (
     ROUNDING,
     UNSEEN,
     Recording,
+    embedded,
     handed_on,
     moves,
     row_sums,
@@ -366,6 +367,14 @@ class SglangEngine(Models):
                 self.rows("drafts", rows.roots(batch, mine), by)
             if not begins:
                 self.placed = now
+
+    def embeds(self, result: Tensor | None, *_: Any) -> None:
+        """Judge the embeddings of images that a model gets."""
+        now = self.now
+        if now is None or now.model.drafts or result is None:
+            return
+        images = {one.rid: [*rows.embeddings_of(one)] for one in self.requests or ()}
+        self.rows("model", embedded(result, now.rows.rows, images))
 
     def logits(
         self, result: Any, processor: Any, _: Any, hidden: Tensor, head: Any, batch: Any

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paritybit.connectors.following import attributes, expected, implied_by, padding, tensors
@@ -154,6 +155,8 @@ def inputs_of(
         if fits(given, static.tensor, static.axis, size):
             # Draft runners pad the batch itself.
             static.expected = now.implied.get(static.name, given)
+            if static.name == "input_ids":
+                static.expected = without_images(given, static.tensor, runner)
             static.live, static.size = static.expected.shape[static.axis], size
             static.valid = (ranges or {}).get(static.name)
             implied_by([static], now.bases)
@@ -185,6 +188,15 @@ def counted(runner: Any, batch: Any, forward: Forward) -> list[StaticInput]:
         return []
     live = sum(row.computed for row in forward.rows)
     return [expected(COUNT, held.flatten(), [live])]
+
+
+def without_images(given: Tensor, held: Tensor, runner: Any) -> Tensor:
+    """Return ids of a batch, and what a runner holds in place of those that stand for images.
+
+    A model gets embeddings for these. No other id is larger than the vocabulary.
+    """
+    size = maybe(runner, "model_runner.model_config.vocab_size")
+    return given if size is None else torch.where(given < size, given, held[: len(given)])
 
 
 def fits(given: Tensor, tensor: Tensor, axis: int, size: int) -> bool:

@@ -58,6 +58,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{MANAGERS}.scheduler_runtime_checker_mixin.SchedulerRuntimeCheckerMixin.on_idle",
     ),
     "forward": (f"{EXECUTOR}.model_runner.ModelRunner.forward",),
+    "embeds": (f"{MANAGERS}.mm_utils.prepare_mm_inputs",),
     "logits": ("sglang.srt.layers.logits_processor.LogitsProcessor.forward",),
     "samples": (f"{EXECUTOR}.model_runner.ModelRunner.sample",),
     "records": (f"{MANAGERS}.scheduler.Scheduler.process_batch_result",),
@@ -145,7 +146,7 @@ APART: dict[str, tuple[str, ...]] = {
 """The functions of transfers between prefill and decode."""
 
 
-OPTIONAL = ("restore", "verifies", "clear_state", "parts", "rejoins")
+OPTIONAL = ("restore", "verifies", "clear_state", "parts", "rejoins", "embeds")
 """The hooks that releases may lack."""
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import Content, Places, content_of, shown
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.sampling import RETURNED, handed_on, row_sums, untried
+from paritybit.connectors.sampling import RETURNED, Image, handed_on, row_sums, untried
 from paritybit.connectors.sglang.pools import LOCATIONS, PREFILLS, SglangPool
 from paritybit.watch.bits import on_host
 from paritybit.watch.facts import Base, Forward, Row, RowValues
@@ -386,6 +386,17 @@ def images_of(request: Any) -> Images:
     if (positions := maybe(held, "mrope_positions")) is not None:
         found.places = positions.cpu(), int(held.mrope_position_delta)
     return found
+
+
+def embeddings_of(request: Any) -> Iterator[Image]:
+    """Yield the images of a request, with the embeddings that came with it."""
+    for item in maybe(request, "multimodal_inputs.mm_items") or ():
+        given, start = maybe(item, "precomputed_embeddings"), 0
+        spans = [(first, last + 1 - first) for first, last in item.offsets or ()]
+        whole = isinstance(given, Tensor) and len(given) == sum(count for _, count in spans)
+        for first, count in spans:
+            yield first, count, given[start : start + count] if whole else None
+            start += count
 
 
 def space(request: Any) -> str:

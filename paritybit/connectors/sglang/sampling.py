@@ -104,7 +104,9 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
     """
     names, source = [one.rid for one in requests], place_of(info.update_penalties)
     added, scaled = applied(info)
-    pairs = [(one, sorted({one.origin_input_ids[-1], *one.output_ids})) for one in requests]
+    ids = [{one.origin_input_ids[-1], *one.output_ids} for one in requests]
+    tokens_of = [sorted(one for one in some if one < info.vocab_size) for some in ids]  # No images.
+    pairs = [*zip(requests, tokens_of, strict=True)]
     if added is not None:
         held = added.float().cpu()
         masked, none = held == -torch.inf, torch.zeros_like(held)

@@ -22,7 +22,7 @@ from paritybit.connectors.following import (
     whole,
 )
 from paritybit.connectors.hooking import Call, maybe
-from paritybit.connectors.sampling import HIDDEN, handed_on, row_sums
+from paritybit.connectors.sampling import HIDDEN, embedded, handed_on, row_sums
 from paritybit.connectors.sharing import Share, parted
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.drafting import draft_layers
@@ -428,15 +428,19 @@ class VllmEngine(JudgedRows):
         self.begin_rows(now, names)
 
     def follow_images(self, runner: Any, output: Any) -> None:
-        """Note the positions of the requests that begin, if these have several dimensions."""
-        if not maybe(runner, "model_config.uses_mrope"):
-            return
+        """Note the images of requests that begin, and positions that have several dimensions."""
+        several = maybe(runner, "model_config.uses_mrope")
         with torch.inference_mode():
             for new in output.scheduled_new_reqs:
-                images = [one for one in new.mm_features if one.modality != "prompt_embeds"]
-                given = new.prompt_token_ids, images
-                held, delta = model_of(runner).get_mrope_input_positions(*given)
-                self.requests.known[new.req_id].places = held.cpu(), int(delta)
+                known = self.requests.known[new.req_id]
+                given = maybe(new, "mm_features") or ()
+                images = [one for one in given if one.modality != "prompt_embeds"]
+                places = [(one.mm_position, one.identifier) for one in images]
+                known.images = [(one.offset, one.length, name) for one, name in places]
+                if several:
+                    positions = model_of(runner).get_mrope_input_positions
+                    held, delta = positions(new.prompt_token_ids, images)
+                    known.places = held.cpu(), int(delta)
 
     def judge_positions(self, now: VllmForward) -> None:
         """Judge the positions that the model gets, if these have several dimensions."""
@@ -451,6 +455,26 @@ class VllmEngine(JudgedRows):
         if (right := in_dimensions(rows, places)) is not None:
             mine = held[:, : now.batch.live[1]]
             watcher.judge_inputs("model", [expected("mrope_positions", mine, right)])
+
+    def judge_embeddings(self, now: VllmForward) -> None:
+        """Judge the embeddings of images that the model gets, in the first stage."""
+        runner = now.runner
+        held = maybe(runner, "inputs_embeds.gpu")
+        if held is None:
+            held = maybe(runner, "model_state.encoder_runner.inputs_embeds")
+        first = maybe(runner, "intermediate_tensors") is None
+        if held is None or not first or now.forward is None or now.batch is None:
+            return
+        rows, made = now.forward.rows[: now.batch.live[0]], maybe(runner, "encoder_cache")
+        made = made if isinstance(made, dict) else maybe(made, "encoder_outputs") or {}
+        images = {
+            row.request: [
+                (first, count, made.get(name))
+                for first, count, name in self.requests.known[row.request].images
+            ]
+            for row in rows
+        }
+        self.rows("model", embedded(held, rows, images))
 
     # Replays.
 
@@ -474,6 +498,7 @@ class VllmEngine(JudgedRows):
             given = [expected("positions", positions, right, size=len(positions))]
             watcher.judge_inputs("model", implied_by(given, now.bases))
         self.judge_positions(now)
+        self.judge_embeddings(now)
         threads = "it runs on two threads" if maybe(context, "ubatch_slices") else None
         before = [(context, *one) for one in vars(context).items()]
         self.run_without_graph(
@@ -550,6 +575,7 @@ class VllmEngine(JudgedRows):
             return
         live, padded = now.batch.live[1], now.batch.padded[1]
         self.judge_positions(now)
+        self.judge_embeddings(now)
 
         def outputs() -> dict[str, Tensor]:
             output = output_of(wrapper, graph)

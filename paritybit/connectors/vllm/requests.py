@@ -158,6 +158,8 @@ class Request:
     contents: Sequence[Content] = ()
     places: Places | None = None
     """The positions of its prompt, if these have several dimensions."""
+    images: Sequence[tuple[int, int, str]] = ()
+    """The first position of each image in its prompt, its length, and the engine's name of it."""
     adapter: str = ""
     """The content of its adapter when it was first computed. The engine may replace it later."""
 
