@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paritybit.drive.stand_ins.attention import attend
+from paritybit.connectors.attention import attend
 from paritybit.drive.stand_ins.sparse import (
     Indexed,
     attended,

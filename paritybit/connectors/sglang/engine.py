@@ -31,9 +31,10 @@ from paritybit.connectors.sampling import (
     untried,
 )
 from paritybit.connectors.sglang import attention, graphs, rows, sampling
+from paritybit.connectors.sglang.attending import Attended
 from paritybit.connectors.sglang.drafts import DraftStates
 from paritybit.connectors.sglang.host import at_rest
-from paritybit.connectors.sglang.models import Models, SglangModel
+from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.ranks import rank_of
 from paritybit.connectors.sharing import mirrored, places_of
@@ -73,7 +74,7 @@ class SglangForward:
     """The functions whose parts of prompts were judged."""
 
 
-class SglangEngine(Models):
+class SglangEngine(Attended):
     """The engine in this process."""
 
     package = "sglang"
@@ -257,6 +258,7 @@ class SglangEngine(Models):
             return
         if now.forward.rows and not now.listed and not now.model.drafts:
             self.watcher.undecided(f"the index lists of a forward of kind {now.forward.kind}")
+        self.rows("attention", self.layers.taken())
         if self.states is not None:
             self.states.judge(self.watcher)
 
@@ -490,6 +492,8 @@ class SglangEngine(Models):
         """Wrap the method that builds index lists, once per class of attention backend."""
         backend = attention.attending(runner.attn_backend)
         self.hook(type(backend), "init_forward_metadata", self.metadata)
+        for name in ("forward_decode", "forward_extend"):
+            self.hook(type(backend), name, self.attends)
 
     def metadata(self, original: Call, backend: Any, batch: Any) -> None:
         """Judge the index lists that an attention backend built for an eager forward."""

@@ -101,7 +101,8 @@ def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
     def run() -> dict[str, Tensor]:
         names = "graph_runner", "decode_cuda_graph_runner"
         without = attributes(*((runner, name, None) for name in names))
-        with as_after_the_first(watching, runner), without:
+        again = attributes((watching, "eager", now))
+        with as_after_the_first(watching, runner), without, again:
             return dict(tensors(now.call().logits_output))
 
     return run

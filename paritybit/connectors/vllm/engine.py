@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ from paritybit.connectors.hooking import Call, maybe
 from paritybit.connectors.sampling import HIDDEN, embedded, handed_on, row_sums
 from paritybit.connectors.sharing import Share, parted
 from paritybit.connectors.vllm import batch as batches
+from paritybit.connectors.vllm.attention import Attended
 from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.moving import unfollowed
 from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
-from paritybit.connectors.vllm.sampling import JudgedRows, content_of, model_of
+from paritybit.connectors.vllm.sampling import content_of, model_of
 from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Base, Forward, Replay
@@ -108,7 +110,7 @@ class VllmForward:
         return 0 if self.batch is None else self.batch.live[1]
 
 
-class VllmEngine(JudgedRows):
+class VllmEngine(Attended):
     """The engine in this process, whose model `runner` runs."""
 
     package = "vllm"
@@ -220,6 +222,7 @@ class VllmEngine(JudgedRows):
         watches = bool(self.pool.states) and self.settings.every == 1
         self.states = batches.VllmStates(self.pool) if watches else None
         self.hook(type(runner.get_model()), "__call__", self.model)
+        self.follow_attention(runner)
         if hasattr(model_of(runner), "compute_logits"):
             self.hook(type(model_of(runner)), "compute_logits", self.scores)
         if maybe(runner, "pcp_manager") is not None:
@@ -291,6 +294,7 @@ class VllmEngine(JudgedRows):
             return
         if self.states is not None:
             self.states.end()
+        self.rows("attention", self.layers.taken())
         if now.batch is not None and now.pieces:
             live = now.batch.live[1]
             self.watcher.replay(
@@ -587,7 +591,9 @@ class VllmEngine(JudgedRows):
 
         def eagerly() -> dict[str, Tensor]:
             _, *given = now.wrapped.args
-            output = now.whole() if now.whole else wrapper.runnable(*given, **now.wrapped.kwargs)
+            with attributes((self, "eager", now)):
+                run = now.whole or partial(wrapper.runnable, *given, **now.wrapped.kwargs)
+                output = run()
             return {"output": output[:live]}
 
         watcher.replay(

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from paritybit.connectors.attention import attend, scores_of
 from paritybit.engines.graphs import whole
-
-LOWEST = -1e30
-"""A score that takes no weight from those of keys that are seen."""
 
 as_decoding = False
 """Whether a query sees the window that it has when its token is decoded.
@@ -72,43 +70,6 @@ class AttentionLists:
     def log_sums(self, q: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
         """Return the logarithm of the weight of all keys that each query sees, [T, heads]."""
         return scores_of(q, keys, seen, self.sm_scale, self.logit_cap).logsumexp(-1).flatten(1)
-
-
-def attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    scale: float | None = None,
-    cap: float = 0.0,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Attend with queries to keys, of which they see `seen`, [T, L].
-
-    Keys are [L, G, width] for all queries, or [T, L, G, width]. A sink takes weight without a
-    value. No key gives zeros: the rest then has all weight.
-    """
-    of_keys = "lgd" if keys.dim() == 3 else "tlgd"
-    scores = scores_of(q, keys, seen, scale, cap)
-    rest = scores.new_tensor(LOWEST)
-    if sinks is not None:
-        rest = sinks.float().view(scores.shape[1], -1, 1)
-    columns = torch.cat([scores, rest.expand(*scores.shape[:-1], 1)], -1)
-    weights = columns.softmax(-1)[..., :-1]
-    return torch.einsum(f"tghl,{of_keys}->tghd", weights, values).flatten(1, 2)
-
-
-def scores_of(
-    q: Tensor, keys: Tensor, seen: Tensor, scale: float | None = None, cap: float = 0.0
-) -> Tensor:
-    """Return the score of each key for each query, [T, G, heads / G, L]. See `attend`."""
-    of_keys = "lgd" if keys.dim() == 3 else "tlgd"
-    grouped = q.float().view(len(q), keys.shape[-2], -1, q.shape[-1])
-    scores = torch.einsum(f"tghd,{of_keys}->tghl", grouped, keys)
-    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if cap > 0:
-        scores = cap * (scores / cap).tanh()
-    return scores.masked_fill(~seen[:, None, None, :], -math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.attention import attend
 from paritybit.connectors.vllm.pools import of_indexer
 from paritybit.drive.stand_ins import attention
 
@@ -25,7 +26,7 @@ def chosen(
         seen = seen & (torch.arange(slots.shape[1], device=slots.device) < counts[:, None])
     places = slots.long().where(seen, 0)
     keys = torch.cat([attention.gathered(part[:, None], places) for part in parts], -1)
-    return attention.attend(q, keys, keys[..., :width], seen, scale).to(q.dtype)
+    return attend(q, keys, keys[..., :width], seen, scale).to(q.dtype)
 
 
 def attended_sparsely(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.drive.stand_ins.attention import attend
+from paritybit.connectors.attention import attend
 from paritybit.drive.stand_ins.installing import StandIns
 from paritybit.drive.transformers.settings import FLASH
 from paritybit.engines.graphs import (

@@ -1,6 +1,7 @@
 """Wrong row: a row of a batch has another value than the request of the row asked for.
 
-A row has, for example, a temperature, an adapter, a row of logits, and the number of its tokens.
+A row has, for example, a temperature, an adapter, a row of logits and a number of tokens. For each
+row, an attention layer also stores KV, and returns something.
 """
 
 from collections.abc import Iterable
@@ -83,8 +84,8 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
 CHECK = Check(
     "wrong row",
     "rows",
-    "each row of a batch has the sampling parameters, the adapter, the logits, the tokens and the "
-    "counts of its own request",
+    "each row of a batch has its own request's sampling parameters, adapter, logits, tokens, "
+    "counts, KV in each layer, and attention to it",
     judge,
     lambda rows: sum(len(values.requests) for values in rows.values),
 )
