@@ -41,8 +41,8 @@ from paritybit.drive.sglang.answers import SglangGrammar, processor
 from paritybit.drive.sglang.late import Clock
 from paritybit.drive.sglang.ranks import PLAYED, Ranks, answering
 from paritybit.drive.sglang.settings import LISTED, SglangServed, says
-from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU
-from paritybit.drive.stand_ins.installing import install as put
+from paritybit.drive.sglang.stand_ins import ANYWHERE, ON_A_CPU, QUANTISED
+from paritybit.drive.stand_ins import installing
 from paritybit.engines.loading import named
 from paritybit.watch import journal
 
@@ -98,7 +98,7 @@ COUNTS = ("prompt_tokens", "completion_tokens")
 
 def install(device: str) -> None:
     """Replace parts of the engine, and import it."""
-    put(device, ANYWHERE, ON_A_CPU)
+    installing.install(device, ANYWHERE, ON_A_CPU)
     for name in IMPORTED:
         importlib.import_module(name)
 
@@ -161,6 +161,8 @@ class Sglang(Engine):
 
     @override
     def start(self, direct: Callable[[Engine], object]) -> None:
+        if self.served.quantised and self.served.device == "cpu":
+            installing.put(QUANTISED)
         if self.served.python_tree:
             os.environ.setdefault(TREE, "python")
             os.environ.setdefault(UNIFIED, "1")

@@ -35,8 +35,8 @@ from paritybit.engines.graphs import (
 from paritybit.engines.interpreter import quicken
 from paritybit.reference.ops import Ops
 
-ANYWHERE, ON_A_CPU = StandIns(), StandIns()
-"""Stand-ins for every device, and additional ones for a CPU."""
+ANYWHERE, ON_A_CPU, QUANTISED = StandIns(), StandIns(), StandIns()
+"""Stand-ins for every device, and additional ones for a CPU, and for quantised KV on a CPU."""
 
 SLOW = "Triton's interpreter takes a second for each step"
 
@@ -161,6 +161,26 @@ ON_A_CPU.add("pinned memory: any memory", "a CPU can pin none")(unpin_memory)
 )
 def _stand_in_for_weights() -> str | None:
     return put_in("sglang.srt.model_loader.loader", "initialize_dummy_weights", initialise)
+
+
+@QUANTISED.add(
+    "the scales of quantised KV: random ones, which differ from layer to layer",
+    "random weights have none",
+)
+def _stand_in_for_scales() -> str | None:
+    methods: Any = found("sglang.srt.layers.quantization.kv_cache")
+    layers: Any = found("sglang.srt.layers.radix_attention")
+
+    def filled(model: Any, *_: object, **__: object) -> None:
+        """Fill all weights, and the scales, which the engine then reads as from a checkpoint."""
+        method = methods.BaseKVCacheMethod(None)
+        for layer in model.modules():
+            if isinstance(layer, layers.RadixAttention):
+                method.create_weights(layer)
+                layer.quant_method = method
+        initialise(model)
+
+    return put_in("sglang.srt.model_loader.loader", "initialize_dummy_weights", filled)
 
 
 def put_in(module: str, name: str, value: object) -> str | None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -300,7 +300,21 @@ def _stand_in_for_experts() -> None:
 @AFTER.add("the model's weights: other random values", "with its own all tokens are equally likely")
 def _stand_in_for_weights() -> None:
     loader: Any = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
-    loader.DummyModelLoader.load_weights = lambda one, model, config: initialise(model)
+    methods: Any = importlib.import_module("vllm.model_executor.layers.quantization.kv_cache")
+
+    def load(_: Any, model: Any, config: Any) -> None:
+        """Fill all weights. Those of quantised KV include its scales, as in a checkpoint."""
+        method = methods.BaseKVCacheMethod(None)
+        settings = SimpleNamespace(
+            get_quant_method=lambda *_: method, online_quantization_config=None
+        )
+        for layer in model.modules():
+            if str(getattr(layer, "kv_cache_dtype", "")).startswith(("fp8", "int8")):
+                method.create_weights(layer)
+                layer.quant_config, layer.quant_method = settings, method
+        initialise(model)
+
+    loader.DummyModelLoader.load_weights = load
 
 
 @AFTER.add("the arithmetic of the LoRA kernels: torch over the lists they are given", SLOW)
