@@ -354,26 +354,28 @@ class SparseIndexerMetadata(Part):
 def wrong_of_indexer(name: str | None, tokens: int = 1, **more: Any) -> list[str]:
     """Return what is wrong of one decoding request and two prompts, with one wrong value.
 
-    The engine says that the first has so many `tokens`. The batch has `more` fields.
+    The first has so many `tokens`, all but one of them drafts. The batch has `more` fields.
     """
-    spans = ((6, 1), (3, 2), (0, 3))
+    spans = ((5, tokens), (3, 2), (0, 3))
     rows = [
         Row(str(at), [1] * (cached + n), cached, n, {"blocks": torch.arange(cached + n) + 8 * at})
         for at, (cached, n) in enumerate(spans)
     ]
-    slots, table = torch.tensor([6, 11, 12, 16, 17, 18]), torch.arange(6).view(3, 2)
+    slots = torch.tensor([*range(5, 5 + tokens), 11, 12, 16, 17, 18])
+    table, size = torch.arange(6).view(3, 2), len(slots)
     held = {
         "slot_mapping": slots.clone(),
-        "seq_lens": torch.tensor([[7], [0]]),
-        "block_table": table[:1].clone(),
+        "seq_lens": torch.tensor([*range(6, 6 + tokens), 0])[:, None],
+        "block_table": table[:1].repeat(tokens, 1),
         "cu_seqlen_ks": torch.tensor([0, 5, 5, 5]),
         "cu_seqlen_ke": torch.tensor([5, 6, 7, 8]),
         "blocks of prompts": table[1:].clone(),
     }
     if name is not None:
-        held[name].view(-1)[0] += 1
+        held[name].view(-1)[tokens - 1] += 1
     parts = {one: held[one] for one in ("cu_seqlen_ks", "cu_seqlen_ke")}
-    prompts = Part(token_start=2, token_end=6, block_table=held["blocks of prompts"], **parts)
+    parts["block_table"] = held["blocks of prompts"]
+    prompts = Part(token_start=size - 4, token_end=size, **parts)
     metadata = SparseIndexerMetadata(
         slot_mapping=held["slot_mapping"],
         num_decodes=1,
@@ -381,7 +383,7 @@ def wrong_of_indexer(name: str | None, tokens: int = 1, **more: Any) -> list[str
         decode=Part(seq_lens=held["seq_lens"], block_table=held["block_table"]),
         prefill=Part(chunks=[prompts]),
     )
-    batch = VllmBatch(slots, slots, (Part(block_table=table),), (3, 6), (3, 6), **more)
+    batch = VllmBatch(slots, slots, (Part(block_table=table),), (3, size), (3, size), **more)
     given = of_indexer(batch, {"keys": metadata}, Forward("mixed", tuple(rows)))
     return [one.name for one in given if not same(one.tensor, one.expected)]
 
@@ -392,7 +394,8 @@ def test_an_indexer_gets_the_keys_of_each_query() -> None:
     for name in ("slot_mapping", "seq_lens", "cu_seqlen_ks", "cu_seqlen_ke", "block_table"):
         assert wrong_of_indexer(name) == [f"{name} of the indexer"]
     assert wrong_of_indexer("blocks of prompts") == ["block_table of the indexer"]
-    assert wrong_of_indexer("seq_lens", tokens=3) == []  # They may be those of tokens.
+    assert wrong_of_indexer(None, tokens=3) == []
+    assert wrong_of_indexer("seq_lens", tokens=3) == ["seq_lens of the indexer"]
     with pytest.raises(NotRecognisedError, match="context parallelism"):
         wrong_of_indexer(None, share=Share(0, 2))
 

@@ -14,7 +14,7 @@ from paritybit.connectors.vllm.pools import GROUP, VllmPool
 from paritybit.connectors.vllm.requests import Request, padded
 from paritybit.watch.bits import Checksums, on_host
 from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput
-from paritybit.watch.reading import positions_of
+from paritybit.watch.reading import positions_of, repeated
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
 
@@ -370,23 +370,25 @@ def of_runner(
 def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[StaticInput]:
     """Yield what an indexer gets for rows: slots to write, lengths, blocks and ranges of keys.
 
-    With drafts, it may get decoding rows by token. These are not judged. Raises NotRecognisedError.
+    With drafts, it gets the decoding rows by token. Raises NotRecognisedError.
     """
     each = (one for one in metadata.values() if type(one).__name__.endswith(INDEXER))
     if (held := next(each, None)) is None:
         return
     if isinstance(batch, SplitBatch) or batch.share.ranks > 1:
         raise NotRecognisedError("an indexer with context parallelism")
-    (count, tokens), rows = batch.live, forward.rows[: batch.live[0]]
+    tokens, rows = batch.live[1], forward.rows[: batch.live[0]]
     right, table = batch.expected(forward), batch.metadata[0].block_table
     slots = held.slot_mapping[:tokens]
     yield expected("slot_mapping of the indexer", slots, right["slot_mapping 0"])
-    first = min(held.num_decodes, count)
-    plain = held.decode is not None and held.num_decode_tokens == held.num_decodes
-    if plain and held.decode.seq_lens[0].numel() == 1:
-        lengths = held.decode.seq_lens[:first].flatten()
-        yield expected("seq_lens of the indexer", lengths, right["seq_lens 0"][:first])
-        yield expected("block_table of the indexer", held.decode.block_table[:first], table[:first])
+    decodes = rows[: held.num_decodes]
+    if held.decode is not None and held.decode.seq_lens[0].numel() == 1:
+        seen = positions_of(decodes) + 1
+        of_row = repeated(range(len(decodes)), [row.computed for row in decodes])
+        lengths = held.decode.seq_lens[: len(seen)].flatten()
+        yield expected("seq_lens of the indexer", lengths, seen)
+        blocks = held.decode.block_table[: len(seen)]
+        yield expected("block_table of the indexer", blocks, table[of_row])
     for chunk in maybe(held, "prefill.chunks") or ():
         at, firsts, ends, parts = 0, list[int](), list[int](), list[int]()
         begin, end = chunk.token_start, chunk.token_end

@@ -132,7 +132,7 @@ TABLE = Table(
                 *("decode context parallelism", "context in half blocks"),
             ],
         ),
-        ([INDEXER], ["block size 32", "n-gram speculation"]),
+        ([INDEXER], ["block size 32"]),
         (
             ["decode context parallelism", "context in half blocks"],
             [
