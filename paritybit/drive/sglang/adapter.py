@@ -120,7 +120,7 @@ TABLE = Table(
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
         (HOST, (*STATES, SPLIT, "indexer")),
-        (APART, (*STATES, SPLIT, *COMPRESSED)),
+        (APART, (*STATES, SPLIT, "indexer")),
         (APART, (*DRAFTS[1:], "mixed batches", "LoRA adapters", "actions")),
         # An engine for decode writes no windows to files.
         (APART[1:], ("Gemma 4", "attention sinks")),
