@@ -164,6 +164,9 @@ class Answer:
     - `counts`: the engine's numbers of tokens: of its prompt, and of its output.
     - `drafted`: the positions in its output of tokens that may be drafts.
     - `aborted`: whether it was to be aborted.
+    - `given`, `copies`: the lists that the engine delivered last, and what they were then.
+      `altered` says whether an earlier one has changed.
+    - `recorded`: the tokens that the engine's scheduler has, if they are known.
     """
 
     prompt: Sequence[int]
@@ -182,6 +185,19 @@ class Answer:
     others: Collection[int] = ()
     greedy: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+    given: Sequence[Sequence[Any]] = ()
+    copies: list[list[Any]] = field(default_factory=list)
+    altered: bool = False
+    recorded: Sequence[int] | None = None
+
+    def deliver(self, *lists: Sequence[Any]) -> None:
+        """Note lists that the engine delivers, and must not change later."""
+        self.altered = self.changed()
+        self.given, self.copies = lists, [[*one] for one in lists]
+
+    def changed(self) -> bool:
+        """Return whether a list has changed since the engine delivered it."""
+        return self.altered or [[*one] for one in self.given] != self.copies
 
     @property
     def steps(self) -> list[LikelyStep]:
@@ -221,6 +237,13 @@ class Answer:
         elif self.text not in (None, right[self.reason]):
             yield f"its text is {self.text!r}, and that of its tokens is {right[self.reason]!r}"
 
+    def delivered(self) -> Iterator[str]:
+        """Yield what is wrong with how its tokens were delivered."""
+        if self.changed():
+            yield "the engine changed what it had delivered"
+        if self.recorded is not None and [*self.recorded][: len(self.tokens)] != self.tokens:
+            yield "its tokens are not those that the scheduler recorded"
+
     def wrong(self, *, cut: bool = False) -> Iterator[str]:
         """Yield what is not as asked. With `cut`, the engine may have ended the output early."""
         asked, tokens, least = self.asked, self.tokens, 0 if cut else self.most
@@ -229,7 +252,7 @@ class Answer:
             least = 0 if len(tokens) - 1 in self.drafted else first
         if not least <= len(tokens) <= self.most:
             yield f"it has {len(tokens)} tokens, and asked for {least} to {self.most}"
-        yield from self.ended()
+        yield from chain(self.ended(), self.delivered())
         lengths = len(self.prompt), len(tokens)
         if self.counts and (*self.counts.values(),) != lengths:
             yield f"its prompt and output have {self.counts} tokens, not {lengths}"

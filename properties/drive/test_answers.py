@@ -129,6 +129,26 @@ def test_log_likelihoods_of_a_place_agree(ranked: Likely, found: int) -> None:
     assert len(list(ranked.wrong(2, [9, 9]))) == found
 
 
+@pytest.mark.parametrize(("last", "shared"), [(False, False), (False, True), (True, True)])
+def test_what_was_delivered_does_not_change(last: bool, shared: bool) -> None:
+    made, answer = [4], Answer(PROMPT, 2, tokens=[4, 5])
+    answer.deliver(made, [-1.0])
+    made = made if shared else [*made]
+    made.append(5)
+    if not last:
+        answer.deliver(made, [-1.0, -2.0])
+    assert [*answer.wrong()] == ["the engine changed what it had delivered"] * shared
+
+
+@pytest.mark.parametrize(("recorded", "right"), [([4, 5, 6], True), ([4, 6], False), ([4], False)])
+def test_an_answer_has_the_tokens_that_the_scheduler_recorded(
+    recorded: list[int], right: bool
+) -> None:
+    answer = Answer(PROMPT, 2, tokens=[4, 5], recorded=recorded)
+    wrong = "its tokens are not those that the scheduler recorded"
+    assert [*answer.wrong()] == [wrong] * (not right)
+
+
 def test_sglang_returns_each_log_likelihood() -> None:
     inputs = [7, 8], [None, -3.0], [None, [5]], [None, [-1.0]], [None, [9]], [None, [-2.0]]
     outputs: tuple[list[Any], ...] = [4], [-1.0], [], [], [[9]], [[-2.0]]

@@ -1,5 +1,6 @@
 """How transformers is fetched and started, and what stands in for graphs while it captures."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -115,6 +116,12 @@ def test_an_output_must_be_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hear("a__child#0", [7, 4, 4], done=True) == ["request a__child#0"]
     assert ended == ["a"]
     assert hear("a", [4], done=False)[1:] == ["request a is answered after it ended or was aborted"]
+    shared = [4]
+    engine.arrive(replace(one, name="b"), [5])
+    hear("b", shared, done=False)
+    shared.append(7)
+    assert hear("b", shared, done=True)[2:] == ["request b"]
+    assert "changed what it had delivered" in found.found[-1].text
 
 
 @pytest.mark.parametrize("running", [[], ["a__child#0"], ["b"], ["c"]])

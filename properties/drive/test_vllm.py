@@ -416,6 +416,19 @@ def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_it() 
     assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d"]
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_an_answer_is_compared_with_the_output_of_its_request(right: bool) -> None:
+    engine, answer, made = Vllm(VllmServed()), Answer([7], 1, text=""), list[int]()
+    engine._outputs = SimpleNamespace(add_request=lambda *_: None)
+    engine._core = SimpleNamespace(
+        preprocess_add_request=lambda _: (SimpleNamespace(output_token_ids=made), 0),
+        add_request=lambda *_: made.append(4),
+    )
+    engine._arrive(SimpleNamespace(request_id="a"), answer)
+    answer.tokens = [4 if right else 5]
+    assert any(answer.wrong()) != right
+
+
 @pytest.mark.parametrize(("rests", "deferred"), [(True, []), (False, []), (True, [1])])
 def test_a_preemption_empties_no_cache_only_while_something_holds_blocks(
     rests: bool, deferred: list[int]

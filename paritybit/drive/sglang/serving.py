@@ -585,6 +585,7 @@ NAMES: Mapping[str, str] = {"min_tokens": "min_new_tokens", "seed": "sampling_se
 def hear(answer: Answer, output: Any, index: int) -> None:
     """Note an output of the scheduler, which belongs to the request at `index`."""
     if output.output_ids is not None:
+        answer.deliver(output.output_ids[index])
         answer.tokens += map(int, output.output_ids[index])
         for name in COUNTS:
             answer.counts[name] = getattr(output, name)[index]

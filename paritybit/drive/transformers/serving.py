@@ -151,9 +151,10 @@ class Transformers(Engine):
                 report(f"request {sample} is answered after it ended or was aborted")
             return
         answer, how = self._answers[sample]
+        answer.deliver(tokens, likely)
         if tokens[: len(answer.tokens)] != answer.tokens:
             report(f"request {sample} takes back tokens that it returned")
-        answer.tokens = tokens
+        answer.tokens = [*tokens]
         if not output.is_finished():
             return
         del self._answers[sample]

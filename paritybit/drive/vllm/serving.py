@@ -219,6 +219,7 @@ class Vllm(Engine):
         for output in processed.request_outputs:
             (made,), name = output.outputs, output.request_id
             answer = self._answers[name]
+            answer.deliver(made.token_ids)
             answer.tokens += made.token_ids
             answer.text += made.text
             prompt, steps = output.prompt_logprobs or [], made.logprobs or []
@@ -427,7 +428,9 @@ class Vllm(Engine):
     def _arrive(self, request: Any, answer: Answer) -> None:
         self._answers[request.request_id] = answer
         self._outputs.add_request(request, None)
-        self._core.add_request(*self._core.preprocess_add_request(request))
+        made, *more = self._core.preprocess_add_request(request)
+        answer.recorded = made.output_token_ids
+        self._core.add_request(made, *more)
 
     def _flush(self) -> None:
         self._core.reset_prefix_cache(False, False)
