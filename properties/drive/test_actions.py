@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice, pairwise
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from paritybit.drive.operating.actions import AT_ONCE, LATER, with_actions
 from paritybit.drive.operating.sglang import CAPTURES, acts_of
 from paritybit.drive.requests import waves
 from paritybit.drive.script import ACTIONS, Action, Part, Planned, Wave
+from paritybit.drive.vllm import serving as vllm
 from properties.drive.toy import LIMITS, Toy, said
 
 NAMES = (
@@ -140,3 +142,12 @@ def test_a_release_has_the_acts_of_its_own_requests(
     scheduler.is_fully_idle = lambda: True
     del runner.__dict__[capture]
     assert not {"flush retracted", "recapture"} & {*acts_of(scheduler)}
+
+
+@pytest.mark.parametrize("name", ["weights", "weights kept"])
+def test_new_weights_drop_what_older_ones_made_of_images(name: str) -> None:
+    names = "collective_rpc", "pause_scheduler", "reset_encoder_cache", "reset_prefix_cache"
+    core = SimpleNamespace(
+        **{one: partial(print, one) for one in (*names, "resume_scheduler")}, scheduler=None
+    )
+    assert core.reset_encoder_cache in vllm.acts_of(core, lambda: True)[name]()

@@ -13,15 +13,18 @@ from paritybit.drive.adapters import Adapter, adapter
 from paritybit.drive.configs import AND, Config, Table
 from paritybit.drive.served import DEVICES, PARALLEL
 
-NAMED = "sessions", "crowded", "images", "split"
+NAMED = "crowded", "split"
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},
-    ("sglang", "cuda"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},
+    ("sglang", "cuda"): {
+        *("rows", "backend", "alone", "apart", "quantised", "shared", "sessions", "images"),
+        *NAMED,
+    },
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {
-        *("alone", "backend", "files", "cached", "apart", "quantised", "images", "split"),
+        *("alone", "backend", "files", "cached", "apart", "quantised", "split"),
     },
     ("vllm", "cuda"): {
         *("alone", "simple", "several", "failing", "files", "cached", "apart", "quantised"),

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+import pytest
 import torch
 
 from paritybit.drive.models import IMAGE
@@ -16,6 +17,8 @@ from paritybit.drive.operating.images import (
 )
 from paritybit.drive.requests import waves
 from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.sglang.settings import SglangServed
+from paritybit.drive.vllm.settings import VllmServed
 from properties.drive.toy import LIMITS
 
 PROMPT = (Part("a", 2), image("b", 4), image("c", 3), Part("d", 1))
@@ -52,6 +55,15 @@ def test_half_of_the_single_turns_have_images_and_some_share_them() -> None:
     assert not any(
         [*images_of(one.prompt)] for wave in given for one in wave.requests if one.name in turns
     )
+
+
+@pytest.mark.parametrize("named", [SglangServed, VllmServed])
+def test_images_may_end_prompts_in_vllm_alone(named: type[SglangServed | VllmServed]) -> None:
+    served = named(model="qwen2_vl", images=True)
+    prompts = [one.prompt for wave in islice(served.requests(), 12) for one in wave.requests]
+    ends = [prompt[-1].image is not None for prompt in prompts if [*images_of(prompt)]]
+    assert any(ends) is (named is VllmServed)
+    assert not all(ends)
 
 
 def test_some_come_again_with_other_images_of_the_same_lengths() -> None:

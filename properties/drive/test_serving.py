@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from paritybit.drive.answers import Answer
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import MOST_POLLS, EngineFailedError, Player, StalledError
-from paritybit.drive.script import Part, Planned, Wave
+from paritybit.drive.script import Part, Planned, Sampling, Wave
 from paritybit.drive.sglang.serving import TREE, UNIFIED, Sglang
 from paritybit.drive.sglang.settings import SglangServed
 
@@ -111,6 +112,23 @@ class Structures:
 
     def __getattr__(self, name: str) -> Any:
         return lambda **given: (name.removesuffix("SessionReqInput"), *given.values())
+
+
+@pytest.mark.parametrize(
+    ("held", "retracted", "stays"), [("a", 1, True), ("a", 0, False), ("b", 1, False)]
+)
+def test_a_session_may_keep_an_aborted_turn_that_was_retracted(
+    held: str, retracted: int, stays: bool
+) -> None:
+    engine = Sglang(SglangServed(sessions=True))
+    node = SimpleNamespace(req=SimpleNamespace(retraction_count=retracted))
+    session = SimpleNamespace(req_nodes={held: node})
+    engine._scheduler = SimpleNamespace(session_controller={"session 0": session})
+    engine._sessions[1], engine._turns["a"] = ["session 0", "a"], 1
+    engine._answers["a"] = Answer([1], 2, Sampling(), aborted=True)
+    engine.player = SimpleNamespace(ended=lambda *_: None)  # type: ignore[assignment]
+    engine._end("a", {"type": "abort"})
+    assert engine._inexact == ({"a"} if stays else set())
 
 
 def test_a_session_opens_goes_on_from_a_turn_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:

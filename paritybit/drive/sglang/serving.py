@@ -476,6 +476,16 @@ class Sglang(Engine):
             **given,
         )
 
+    def _stays(self, session: int, turn: str) -> bool:
+        """Return whether a session keeps an aborted turn that was retracted before.
+
+        This is an error of 0.5.23: see `docs/findings.md`.
+        """
+        sessions = getattr(self._scheduler, "session_controller", {})
+        held = sessions.get(self._sessions[session][0])
+        node = held.req_nodes.get(turn) if held is not None else None
+        return node is not None and node.req.retraction_count > 0
+
     @override
     def abort(self, name: str) -> Any:
         if name in self._answers:
@@ -571,6 +581,8 @@ class Sglang(Engine):
             session = self._turns.pop(request, None)
             if session is not None and reason["type"] != "abort":
                 self._kept[session] = [*answer.prompt, *answer.tokens]
+            elif session is not None and self._stays(session, request):
+                self._inexact.add(request)
             if self.likely is not None:
                 self.likely[request] = answer.steps
         self.player.ended(request, answer.tokens if answer is not None else ())

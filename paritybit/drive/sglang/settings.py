@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -24,12 +24,13 @@ from paritybit.drive.requests import (
     Limits,
     sample,
     waves,
+    with_each,
     with_growth,
     with_returns,
     with_sessions,
     with_spaces,
 )
-from paritybit.drive.script import ACTIONS, Wave
+from paritybit.drive.script import ACTIONS, Part, Planned, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
 WINDOWS = {1: 0.3, 4: 0.3, 16: 0.4}
@@ -177,7 +178,12 @@ class SglangServed(Common):
         given = with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
         if self.sessions:
             given = with_sessions(self.seed, given, self.limits(), crowded=self.crowded)
-        return with_images(self.seed, given) if self.images else given
+        return with_each(with_images(self.seed, given), self.servable) if self.images else given
+
+    def servable(self, one: Planned) -> Planned:
+        """Return a request whose prompt does not end with an image: see `docs/findings.md`."""
+        ends = one.prompt[-1].image is not None
+        return replace(one, prompt=(*one.prompt, Part("another token", 1))) if ends else one
 
     @property
     @override

@@ -25,7 +25,9 @@ STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
 """Models with recurrent layers."""
 
 PICTURES = "positions of images", "images"
-"""Values with Qwen2-VL, which is also served only by name."""
+"""Values with Qwen2-VL."""
+
+WITH_RANKS = {"images are not yet tried with ranks": [PICTURES[1:]]}
 
 QUANTISED = "fp8 KV", "fp8 KV with scales", "int8 KV with scales"
 """Quantised KV, which is also served only by name."""
@@ -148,7 +150,14 @@ TABLE = Table(
     ranked=dict.fromkeys(("decode context parallelism", "context in half blocks", SPLIT), "tp"),
     failing=[
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        ((*NAMED, *QUANTISED, *PICTURES, *COMPRESSED, *STATES[1:]),),
+        ((*NAMED, *QUANTISED, *COMPRESSED, *STATES[1:]),),
+        # The newer runner leaves garbage in padded positions when it wakes up: see
+        # `docs/findings.md`. With async scheduling, one stale input is not yet explained.
+        (
+            PICTURES,
+            ["actions"],
+            ["async scheduling", "newer runner", "newer runner with async scheduling"],
+        ),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
@@ -162,9 +171,10 @@ TABLE = Table(
         ),
     ],
     several={
-        **{ranks: {"ranks share this KV": [NAMED]} for ranks in ("tp", "dp")},
+        **{ranks: {"ranks share this KV": [NAMED], **WITH_RANKS} for ranks in ("tp", "dp")},
         "pp": {
             "ranks share this KV": [NAMED],
+            **WITH_RANKS,
             "the older runner has no async scheduling of stages": [["async scheduling"]],
             "drafts of stages are not watched": [["n-gram speculation", "EAGLE"]],
         },
@@ -192,6 +202,7 @@ TABLE = Table(
         ("older runner",): 2,
         ("no adapters",): 1.5,
         ("no offload",): 2,
+        ("Gemma 4",): 2,
         ("prefix cache", "window of two blocks"): 4,
         ("older runner", "no drafts"): 4,
         ("async scheduling", "no drafts"): 4,

@@ -508,7 +508,9 @@ def acts_of(core: Any, at_rest: Callable[[], bool]) -> Acts:
     updates = itertools.count(1)
 
     def update() -> list[Any]:
-        return [functools.partial(core.collective_rpc, load_weights, args=(next(updates),))]
+        # The engine leaves it to its caller to drop embeddings that older weights computed.
+        load = functools.partial(core.collective_rpc, load_weights, args=(next(updates),))
+        return [load, core.reset_encoder_cache]
 
     return {
         "weights": lambda: [*update(), functools.partial(require, core.reset_prefix_cache)],
