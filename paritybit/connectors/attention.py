@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import offsets
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import ROUNDING
 from paritybit.watch.facts import Row, RowValues
 
@@ -112,7 +113,13 @@ class Attending:
     source: str | None = None
 
     def noted(self) -> "Attending":
-        """Return the call for the first rows, with copies of what the layer may change."""
+        """Return the call for the first rows, with copies of what the layer may change.
+
+        Raises NotRecognisedError for a GPU, whose kernels may round queries and weights to a few
+        bits.
+        """
+        if self.queries.device.type != "cpu":
+            raise NotRecognisedError("attention on a GPU")
         rows, left = list[Row](), KEYS
         for row in self.rows:
             left -= row.cached + row.computed

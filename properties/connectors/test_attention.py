@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.attention import RETURNED, STORED, Attending, Layers, attend
+from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sglang.attending import expanded, held_by, stored_of
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.vllm.attention import by_head
@@ -146,6 +147,15 @@ def test_only_the_oldest_key_of_a_window_may_be_left_out(beyond: int, found: set
     engine = Engine(torch.float32, 4, own=False)
     engine.beyond = beyond
     assert {*engine.serve()} == found
+
+
+def test_attention_on_a_gpu_is_not_judged() -> None:
+    queries = torch.empty(1, HEADS, WIDTH, device="meta")  # It stands in for a GPU.
+    call = Attending(
+        name="layer 0", rows=ROWS, group="kv", queries=queries, given=(), held=lambda slots: ()
+    )
+    with pytest.raises(NotRecognisedError, match="GPU"):
+        call.noted()
 
 
 def test_each_layer_has_its_turn() -> None:
