@@ -156,7 +156,7 @@ def logits_of(
     """Yield the logits [rows, vocabulary] of an engine before and after sampling parameters.
 
     `raw` are those before. If they are `heated`, the engine has also applied temperatures and
-    dropped unlikely tokens, which are not judged. `source` is the line that changes them.
+    dropped unlikely tokens. `source` is the line that changes them.
     """
     most = max(1, MOST // max(1, raw.shape[-1]))
     places = [at for at, row in enumerate(rows) if row.known and at < len(held)][:most]
@@ -165,16 +165,23 @@ def logits_of(
         return
     right = torch.stack([row.logits(raw[at], heated) for row, at in zip(mine, places, strict=True)])
     given = held[places].float()
-    dropped = given == -torch.inf
     for at, row in enumerate(mine):
         if heated and row.asked.drops:
-            right[at, dropped[at]] = -torch.inf
+            right[at] = without_unlikely(right[at], given[at])
 
     def explain(at: int) -> str | None:
         return explained(mine, at, raw[places[at]], given[at], heated)
 
     names = [row.request for row in mine]
     yield RowValues(UNTOLD, names, given, right, ROUNDING, source, explain=explain)
+
+
+def without_unlikely(right: Tensor, held: Tensor) -> Tensor:
+    """Return logits without tokens that `held` lacks, unless it has one that is less likely."""
+    lacking = held == -torch.inf
+    largest = right.abs().masked_fill(right.isinf(), 0).max().clamp(min=1)
+    least = right.masked_fill(lacking, torch.inf).min() + ROUNDING * largest
+    return right.masked_fill(lacking & (right <= least), -torch.inf)
 
 
 def explained(
@@ -184,9 +191,10 @@ def explained(
 
     def right(asked: AskedSampling = NOTHING, **more: Any) -> bool:
         found = replace(rows[at], asked=asked, **more).logits(raw, heated)
+        if heated and rows[at].asked.drops:
+            found = without_unlikely(found, held)
         close = (found - held).abs() <= ROUNDING * found.abs().masked_fill(found.isinf(), 0).max()
-        close |= (found == held) | ((held == -torch.inf) & heated & rows[at].asked.drops)
-        return bool(close.all())
+        return bool((close | (found == held)).all())
 
     if right():
         return "it has what it would have without parameters"

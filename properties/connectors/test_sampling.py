@@ -128,7 +128,9 @@ def test_unlikely_tokens_may_be_dropped_and_rounding_is_no_fault() -> None:
     rows = [row(AskedSampling(top_k=2, temperature=0.5))]
     held = torch.tensor([[4.0, -INF, -INF, -INF, -INF, 6.00001]])
     assert told(*logits_of(rows, RAW[None], held, heated=True)) == []
-    held[0, 0] = 2.0
+    held[0, :2] = torch.tensor([-INF, -4.0])  # A token is gone, and a less likely one is kept.
+    assert len(told(*logits_of(rows, RAW[None], held, heated=True))) == 1
+    held[0, :2] = torch.tensor([2.0, -INF])
     assert len(told(*logits_of(rows, RAW[None], held, heated=True))) == 1
 
 
