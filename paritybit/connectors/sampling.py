@@ -3,6 +3,7 @@
 An engine keeps parameters by row. The logits are computed here again for a row's own request.
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,12 @@ MADE = "token recorded"
 
 MOST_MADE = 4096
 """The most requests whose sampled tokens are awaited."""
+
+DREW, DRAWN = "state of the random stream", "random numbers drawn"
+"""Where a request with a seed goes on to draw, and how many numbers it draws for a token."""
+
+MOST_DRAWN = 2**15
+"""The most numbers that a generator on a CPU is seen to draw at once."""
 
 UNTOLD = "logits after the request's sampling parameters"
 
@@ -354,6 +361,83 @@ class Recording:
         if names:
             given = torch.tensor(held), torch.tensor(right)
             yield RowValues(MADE, names, *given, explain=explain)
+
+
+class Streams:
+    """The random numbers of requests with a seed, each of which has a generator.
+
+    A request goes on to draw where it stopped, even if it has left the batch since. How many
+    numbers it draws depends on its own drafts alone.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[str, Tensor | None] = {}
+        """The state in which each request stopped, or None if it was not seen."""
+        self.usual: dict[int, int] = {}
+        """How many numbers a request draws, by its number of drafts."""
+
+    def unseen(self, names: Iterable[str]) -> None:
+        """Forget where these requests stopped, which are all that the engine has."""
+        self.states = dict.fromkeys(names)
+
+    def begin(
+        self, names: Collection[str], given: Mapping[str, torch.Generator]
+    ) -> Iterator[RowValues]:
+        """Yield the states from which generators of requests go on. `names` are all requests."""
+        known = {name: one for name, one in self.states.items() if name in names}
+        fresh = {name: begun(one) for name, one in given.items()}
+        now = {name: one.get_state() for name, one in given.items()}
+        self.states = {**known, **now}
+        pairs = {name: (now[name], known.get(name, one)) for name, one in fresh.items()}
+        sure = {name: (held, right) for name, (held, right) in pairs.items() if right is not None}
+        mine = [*sure]
+
+        def explain(row: int) -> str | None:
+            again = torch.equal(now[mine[row]], fresh[mine[row]])
+            return "it draws from the start of its stream again" if again else None
+
+        if mine:
+            sums = [[zlib.crc32(one.numpy().tobytes()) for one in pair] for pair in sure.values()]
+            held, right = torch.tensor(sums).T
+            yield RowValues(DREW, mine, held, right, explain=explain)
+
+    def end(
+        self, given: Mapping[str, torch.Generator], drafts: Mapping[str, int], used: Collection[str]
+    ) -> Iterator[RowValues]:
+        """Yield how many numbers were drawn for requests since `begin`.
+
+        An engine takes them back if the request is not one of those that `used` a token.
+        """
+        names, held, right = list[str](), list[int](), list[int]()
+        for name, one in given.items():
+            before, after = self.states[name], one.get_state()
+            self.states[name] = after if name in used else before
+            count = None if before is None else drawn(one.device, before, after)
+            if count is not None:
+                names.append(name)
+                held.append(count)
+                right.append(self.usual.setdefault(drafts[name], count))
+        if names:
+            yield RowValues(DRAWN, names, torch.tensor(held), torch.tensor(right))
+
+
+def begun(one: torch.Generator) -> Tensor:
+    """Return the state of a generator when it began."""
+    return torch.Generator(one.device).manual_seed(one.initial_seed()).get_state()
+
+
+def drawn(device: torch.device, before: Tensor, after: Tensor) -> int | None:
+    """Return how many numbers a generator has drawn between two states, or None if not known."""
+    if device.type != "cpu":  # A state is the seed and the offset.
+        first, last = before.view(torch.int64), after.view(torch.int64)
+        return int(last[-1] - first[-1]) if len(first) == 2 else None
+    counts = MOST_DRAWN, 4
+    ahead, then = (
+        torch.empty(count, dtype=torch.int32).random_(generator=torch.Generator().set_state(state))
+        for count, state in zip(counts, (before, after), strict=True)
+    )
+    places = (ahead == then[0]).nonzero().flatten().tolist()
+    return next((at for at in places if torch.equal(ahead[at : at + len(then)], then)), None)
 
 
 def untried(name: str, requests: Sequence[str], why: str) -> Iterator[RowValues]:

@@ -15,6 +15,7 @@ from paritybit.connectors.sampling import (
     Image,
     Recording,
     Sampled,
+    Streams,
     embedded,
     handed_on,
     logits_of,
@@ -28,6 +29,7 @@ from paritybit.watch.stacks import Stack
 RAW = torch.tensor([2.0, -2.0, 1.0, 0.5, -1.0, 3.0])
 PROMPT, OUTPUT = [0, 1], [2, 2, 4]
 INF = torch.inf
+DRAWS = 64
 
 
 def row(asked: AskedSampling, name: str = "a", output: list[int] | None = None) -> Sampled:
@@ -221,3 +223,62 @@ def test_what_belongs_to_a_prompt_or_was_sampled_unseen_is_not_judged() -> None:
     assert not [*recording.recorded({"a": (4, [12])})]
     recording.sampled(["a"], [None], [[11]])
     assert not recording.made
+
+
+def sampled(
+    streams: Streams, given: dict[str, torch.Generator], *more: str, unused: str = ""
+) -> list[str]:
+    """Return what is found when requests draw for their tokens, and some for one `more`."""
+    found = told(*streams.begin({"a", "b", "c"}, given))
+    for name in (*given, *more):
+        torch.empty(DRAWS).exponential_(generator=given[name])
+    values = streams.end(given, dict.fromkeys(given, 0), given.keys() - {unused})
+    return found + told(*values)
+
+
+def seeded(*names: str) -> dict[str, torch.Generator]:
+    """Return a generator for each of some requests."""
+    return {name: torch.Generator().manual_seed(len(name)) for name in names}
+
+
+def test_a_request_with_a_seed_goes_on_to_draw_where_it_stopped() -> None:
+    streams, given = Streams(), seeded("a", "b")
+    assert sampled(streams, given) == []
+    assert sampled(streams, {"b": given["b"]}) == []
+    assert sampled(streams, given) == []
+    (text,) = sampled(streams, given | seeded("a"))
+    assert "state of the random stream of request a (row 0)" in text
+    assert text.endswith("it draws from the start of its stream again")
+    torch.rand(1, generator=given["b"])  # Something else draws in its place.
+    assert "request b" in sampled(streams, {"b": given["b"]})[0]
+
+
+def test_a_request_that_draws_more_numbers_than_usual_is_found() -> None:
+    streams, given = Streams(), seeded("a", "b")
+    assert sampled(streams, given) == []
+    (text,) = sampled(streams, given, "b")
+    numbers = 2 * DRAWS  # Each value takes two.
+    assert text == (
+        f"sampler: random numbers drawn of request b (row 1) is {2 * numbers}, not {numbers}"
+    )
+
+
+def test_an_engine_takes_back_what_was_drawn_for_a_token_that_it_does_not_use() -> None:
+    streams, given = Streams(), seeded("a", "b")
+    assert sampled(streams, given, unused="a") == []
+    (text,) = sampled(streams, given)
+    assert "state of the random stream of request a" in text
+    assert sampled(streams, given, unused="a") == []
+    given["a"].manual_seed(1)
+    for _ in range(2):
+        torch.empty(DRAWS).exponential_(generator=given["a"])
+    assert sampled(streams, given) == []
+
+
+def test_a_stream_that_was_not_seen_is_not_judged() -> None:
+    streams, given = Streams(), seeded("a", "b")
+    assert sampled(streams, given) == []
+    streams.unseen(["b"])
+    assert sampled(streams, seeded("b")) == []
+    assert not [*streams.begin({"b"}, {})]  # The first one has ended.
+    assert sampled(streams, seeded("a")) == []

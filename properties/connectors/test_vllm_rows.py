@@ -335,6 +335,35 @@ def test_a_token_that_the_scheduler_records_for_another_request_is_found(
     served.core.journal.end()
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_request_whose_random_stream_begins_anew_is_found(tmp_path: Path, anew: bool) -> None:
+    served = Served(tmp_path)
+    params = Part(
+        temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+        frequency_penalty=0.0, presence_penalty=0.0, logit_bias=None, allowed_token_ids=None,
+        bad_words_token_ids=None, min_tokens=0, all_stop_token_ids=set(), seed=7,
+    )  # fmt: skip
+    served.scheduler.requests["a"] = Part(
+        **vars(a_request(*PROMPT)), sampling_params=params, num_prompt_tokens=6
+    )
+    given = older().input_batch.sampling_metadata
+    given.no_penalties, given.logitsprocs.argmax_invariant = True, []
+    given.top_k, given.top_p = None, None
+    vars(served.runner.input_batch).update(vars(older().input_batch), sampling_metadata=given)
+
+    def sampled(*_: object) -> Part:
+        torch.rand(8, generator=given.generators[0])
+        return Part(sampled_token_ids=torch.tensor([[16]]))
+
+    for said, cached, tokens in ((FIRST, 0, PROMPT), (DECODE, 6, [16])):
+        served.run(said, TABLE, cached, tokens)
+        hooked(served.engine.sampled, sampled, served.runner)
+        if anew:
+            given.generators[0].manual_seed(7)
+    assert served.found() == ({"wrong row"} if anew else set())
+    served.journal.end()
+
+
 def test_a_wrong_row_is_reported_with_how_its_request_came_there(tmp_path: Path) -> None:
     served = Served(tmp_path)
     params = Part(

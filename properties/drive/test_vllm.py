@@ -29,6 +29,7 @@ from paritybit.drive.vllm.attention import (
 from paritybit.drive.vllm.host import copy_in_turns
 from paritybit.drive.vllm.serving import Vllm, likely, preempt
 from paritybit.drive.vllm.settings import EXPERTS, VllmServed
+from paritybit.drive.vllm.stand_ins import Generator, noted
 
 PAGE, HEADS, WIDTH = 4, 2, 8
 
@@ -427,6 +428,15 @@ def test_an_answer_is_compared_with_the_output_of_its_request(right: bool) -> No
     engine._arrive(SimpleNamespace(request_id="a"), answer)
     answer.tokens = [4 if right else 5]
     assert any(answer.wrong()) != right
+
+
+def test_a_generator_of_a_cpu_goes_back_by_one_draw() -> None:
+    one = Generator().manual_seed(3)
+    draw = noted(lambda probs, generators: probs.exponential_(generator=generators[0]))
+    first, second = (draw(torch.empty(8), {0: one}).clone() for _ in range(2))
+    assert not torch.equal(first, second)
+    one.set_offset(one.get_offset() - 4)  # As the engine does.
+    assert torch.equal(draw(torch.empty(8), {0: one}), second)
 
 
 @pytest.mark.parametrize(("rests", "deferred"), [(True, []), (False, []), (True, [1])])

@@ -21,6 +21,7 @@ from paritybit.connectors.sampling import (
     AskedSampling,
     Recording,
     Sampled,
+    Streams,
     handed_on,
     logits_of,
     moves,
@@ -246,6 +247,11 @@ class SampledBatch:
             names = [row.request for row in self.every(last=False)] if each else self.names
             yield rows_of(name, names, getattr(verified, name), values)
 
+    def generators(self, runner: Any) -> dict[str, torch.Generator]:
+        """Return the generators of the requests that the older runner gives one."""
+        given = runner.input_batch.sampling_metadata.generators
+        return {name: given[row] for row, name in enumerate(self.names) if row in given}
+
     def newer(self, runner: Any, batch: Any) -> Iterator[RowValues]:
         """Yield what the newer runner uses for each row of logits."""
         rows, states = self.every(), runner.sampler.sampling_states
@@ -381,7 +387,7 @@ class JudgedRows(Drafting):
         self.first_contents: dict[int, int] = {}
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the forward before that was judged."""
-        self.recording = Recording()
+        self.recording, self.streams = Recording(), Streams()
         self.placed: dict[str, int] = {}
 
     def begin_rows(self, now: Any, names: Sequence[str]) -> None:
@@ -402,9 +408,14 @@ class JudgedRows(Drafting):
     def sampled(self, original: Call, runner: Any) -> None:
         """Judge what a sampler uses for each row, then count the drafts that it accepts."""
         sampling, batch = self.sampling, original.having("req_ids")
+        generators = dict[str, torch.Generator]()
         if sampling is not None and self.checked and batch is None:
             verified = original.having("num_draft_tokens")
             self.rows(SAMPLER, sampling.older(runner, verified), self.moves)
+            generators = sampling.generators(runner)
+            self.rows(SAMPLER, self.streams.begin(self.requests.known, generators), self.moves)
+        elif batch is None:
+            self.streams.unseen(self.requests.known)
         elif sampling is not None and self.checked:
             self.rows(SAMPLER, sampling.newer(runner, batch), self.moves)
             if len(batch.expanded_idx_mapping) == len(sampling.every()):
@@ -413,6 +424,9 @@ class JudgedRows(Drafting):
             super().sampled(original, runner)
             if sampling is not None and self.checked:
                 self.recording.sampled(*sampling.made(original.result()))
+                drafts = dict(zip(sampling.names, sampling.drafts, strict=True))
+                used = {row.request for row in sampling.rows if row.used}
+                self.rows(SAMPLER, self.streams.end(generators, drafts, used), self.moves)
         finally:
             self.sampling = None
 

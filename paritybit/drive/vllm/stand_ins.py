@@ -5,8 +5,9 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -108,6 +109,9 @@ CONVOLUTION, SCAN, DELTAS = RECURRENT = (
 LORA = "vllm.lora.punica_wrapper.punica_gpu"
 
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
+
+DRAW = 4
+"""How far the offset of a generator on a GPU moves if it draws for a token."""
 
 LIBRARY = torch.library.Library("_C", "FRAGMENT")
 
@@ -381,19 +385,34 @@ def _stand_in_for_images() -> None:
 
 
 class Generator(torch.Generator):
-    """A generator of random numbers whose offset cannot be set back."""
+    """A generator of random numbers whose offset can be set back by one draw."""
+
+    before: torch.Tensor | None = None
+    """Its state before the last draw."""
 
     def get_offset(self) -> int:
-        """Return 0."""
-        return 0
+        """Return the offset after a draw from the start."""
+        return DRAW
 
-    def set_offset(self, offset: int) -> "Generator":
-        """Do nothing."""
-        return self
+    def set_offset(self, offset: int) -> torch.Generator:
+        """Take back the last draw if the offset is that of the start, else do nothing."""
+        return self if offset or self.before is None else self.set_state(self.before)
+
+
+def noted(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Let generators note their states before a function draws from each."""
+
+    @wraps(sample)
+    def noting(probs: torch.Tensor, generators: Mapping[int, Any], *more: Any) -> Any:
+        for one in generators.values():
+            one.before = one.get_state()
+        return sample(probs, generators, *more)
+
+    return noting
 
 
 @AFTER.add(
-    "generators of random numbers: those of a CPU, which are not set back", "they have no offset"
+    "generators of random numbers: those of a CPU, which go back by one draw", "they have no offset"
 )
 def _stand_in_for_generators() -> None:
     held: Any = torch
@@ -406,6 +425,7 @@ def _stand_in_for_sampling() -> None:
     module.HAS_TRITON = False  # Otherwise a kernel finds the most likely tokens.
     with_nucleus = module.apply_top_k_top_p_pytorch
     module.apply_top_k_only = lambda logits, k: with_nucleus(logits, k, None)
+    module.random_sample = noted(module.random_sample)
     module.TopKTopPSampler.forward_cpu = module.TopKTopPSampler.forward_native
 
 

@@ -84,8 +84,8 @@ def finding(rows: RowsGiven, values: RowValues, row: int | None, what: str) -> F
 CHECK = Check(
     "wrong row",
     "rows",
-    "each row of a batch has its own request's sampling parameters, adapter, logits, tokens, "
-    "counts, KV in each layer, and attention to it",
+    "each row of a batch has its own request's sampling parameters, random numbers, adapter, "
+    "logits, tokens, counts, KV in each layer, and attention to it",
     judge,
     lambda rows: sum(len(values.requests) for values in rows.values),
 )
