@@ -141,6 +141,17 @@ def test_ranks_whose_part_of_a_context_is_not_known_are_not_watched(toy: Toy, se
     toy.expected = [f"{setting}=2 is not watched"]
 
 
+@pytest.mark.parametrize(("mode", "apart"), [("null", False), ("decode", True)])
+def test_requests_begin_in_another_engine_only_if_the_mode_says_so(
+    toy: Toy, mode: str, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SglangEngine, "backends", ("mooncake",))
+    given = {"disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake"}
+    vars(toy.runner.server_args).update(given)
+    toy.prefill()
+    assert toy.engine.apart is apart
+
+
 def test_a_right_engine_is_watched_and_nothing_is_found(toy: Toy) -> None:
     toy.prefill()
     for _ in range(4):

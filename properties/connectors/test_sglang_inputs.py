@@ -18,6 +18,7 @@ from paritybit.connectors.sglang.graphs import counted, without_images
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.rows import Recorded, Rows, roots
 from paritybit.connectors.sglang.sampling import (
+    COUNTED,
     KEPT,
     OF_ENDS,
     OF_TOKENS,
@@ -463,6 +464,23 @@ def test_a_penalizer_with_the_rows_of_another_batch_is_found(name: str) -> None:
         assert name in wrong(info, requests, given)
     given.is_required = False
     assert {*wrong(info, requests, given)} == {*KEPT}
+
+
+@pytest.mark.parametrize(("late", "right"), [(-1, True), (1, True), (-2, False), (2, False)])
+def test_the_number_of_tokens_of_a_row_with_a_minimum_is_that_of_its_request(
+    late: int, right: bool
+) -> None:
+    info, requests = a_batch()
+    requests[2].output_ids = [2, 2, 3]
+    given = penalizers(info, requests)
+    counts = torch.tensor([[9], [9], [3 + late]])  # Only the last one has a minimum.
+    given.penalizers["min_new_tokens"].len_output_tokens = counts
+    info.added, info.scaled = info.acc_additive_penalties, info.acc_scaling_penalties
+    info.acc_additive_penalties = info.acc_scaling_penalties = None
+    info.added[2] = 0.0
+    assert wrong(info, requests, given) == {}  # The engine overlaps.
+    info.penalizer_orchestrator = given
+    assert wrong(info, requests, given) == ({} if right else {COUNTED: "c"})
 
 
 def sampled(engine: SglangEngine) -> dict[str, dict[int, int]]:

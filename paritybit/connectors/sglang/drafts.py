@@ -4,7 +4,7 @@ Each forward of the target is followed by one of the draft model, which takes up
 those that were accepted. Its steps begin with what it returned for the last of these.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,8 +26,9 @@ from paritybit.connectors.sglang.rows import EXTENDS, Rows, mode_of, paths_of
 from paritybit.watch.facts import RowValues
 
 TAKEN, BEGUN = "hidden states of a draft", "hidden states of draft steps"
-SELECTED = "select_index"
-"""What is judged: the states of accepted tokens, those of the last ones, and where these are."""
+SELECTED, SAMPLED = "select_index", "sampled tokens of a draft"
+"""What is judged: the states of accepted tokens, those of the last ones, and where these are. Also
+the tokens that were just sampled."""
 
 
 @dataclass
@@ -152,6 +153,23 @@ class DraftStates:
         """Forget all states, as a forward is not watched."""
         self.target = None
         self.returned.clear()
+
+
+def sampled(
+    batch: Any, found: Rows, made: Mapping[str, Mapping[int, Sequence[tuple[int, Any]]]]
+) -> Iterator[RowValues]:
+    """Yield the tokens that a draft model gets and the sampler has just `made`, by position."""
+    ids = batch.input_ids.tolist()
+    names, held, right = list[str](), list[int](), list[int]()
+    for row, first, last in zip(found.rows, starts(found), accepted(batch, found), strict=True):
+        mine = made.get(row.request, {})
+        for at in range(last):
+            if (tokens := mine.get(row.cached + 1 + at)) and first + at < len(ids):
+                names.append(row.request)
+                held.append(ids[first + at])
+                right.append(tokens[-1][0])
+    if names:
+        yield rows_of(SAMPLED, names, held, right)
 
 
 def starts(found: Rows) -> list[int]:

@@ -30,7 +30,7 @@ from paritybit.connectors.sampling import (
     row_sums,
     untried,
 )
-from paritybit.connectors.sglang import attention, graphs, rows, sampling
+from paritybit.connectors.sglang import attention, drafts, graphs, rows, sampling
 from paritybit.connectors.sglang.attending import Attended
 from paritybit.connectors.sglang.drafts import DraftStates
 from paritybit.connectors.sglang.host import at_rest
@@ -326,6 +326,8 @@ class SglangEngine(Attended):
             self.judge_rows(batch, rows.mode_of(batch))
         elif model.ahead:
             self.rows("draft", self.draft_states.given(batch, now.rows, self.apart))
+            if rows.mode_of(batch) != "decode" and now.rows.rows:
+                self.rows("draft", drafts.sampled(batch, now.rows, self.recording.made))
         if now.implied and maybe(batch, "encoder_lens") is None:
             self.judge_batch(watcher, now)
         watcher.judge_inputs("LoRA", sampling.buffers_used(now, self.requests))

@@ -30,9 +30,11 @@ SCOPE = (
 )  # fmt: skip
 """Settings of the engine that are reported if a release has them."""
 
+MODE = "disaggregation_mode"
+
 UNWATCHED = {
     "enable_pdmux": (None, False),
-    "disaggregation_mode": (None, "null"),
+    MODE: (None, "null"),
     "hicache_storage_backend": (None, "file"),
     "enable_two_batch_overlap": (None, False),
     "dllm_algorithm": (None,),
@@ -201,7 +203,8 @@ class Models(Allocations):
         except NotRecognisedError as error:
             self.journal.undecided(f"{error} are not watched")
             self.once = f"it changes {error}"
-        self.apart = maybe(arguments, "disaggregation_transfer_backend") in self.backends
+        mode, backend = maybe(arguments, MODE), maybe(arguments, "disaggregation_transfer_backend")
+        self.apart = mode not in UNWATCHED[MODE] and backend in self.backends
         for setting in others(arguments, UNWATCHED):
             if not (self.apart and setting.startswith("disaggregation")):
                 self.journal.undecided(f"{setting} is not watched")

@@ -12,6 +12,7 @@ from paritybit.connectors.hooking import maybe, place_of
 from paritybit.connectors.sampling import MOST, ROUNDING, rows_of
 from paritybit.connectors.sglang.attention import spans_of
 from paritybit.connectors.sglang.models import SglangModel
+from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.rows import Rows, mode_of
 from paritybit.watch.facts import RowValues, StaticInput
 
@@ -48,6 +49,9 @@ KEPT = {
 }
 """The parameter behind each field of a penalizer, and what holds without the penalizer."""
 
+COUNTED = "len_output_tokens"
+"""The field of a penalizer with the number of tokens that each request has generated."""
+
 
 def rows(
     info: Any, requests: Sequence[Any], asked: Sequence[Any], mode: str, penalizers: Any = None
@@ -73,12 +77,9 @@ def rows(
             right = [getattr(one, part) for one in asked]
             yield rows_of(name, names, held, right, filled=filled)
     if penalizers is not None:
-        ready = [one for one in penalizers.penalizers.values() if one.is_prepared()]
-        for name, (part, plain) in KEPT.items():
-            found = [maybe(one, name) for one in ready if penalizers.is_required]
-            filled = next((one for one in found if one is not None), None)
-            held = torch.full((size,), plain) if filled is None else filled
-            yield rows_of(name, names, held, [getattr(one, part) for one in asked], filled=filled)
+        yield from kept(penalizers, requests, asked)
+        if info.penalizer_orchestrator is penalizers and mode not in PREFILLS:
+            yield from generated(penalizers, requests)
     if info.sampling_seed is not None:
         seeds = [UNSEEDED if one.sampling_seed is None else one.sampling_seed for one in asked]
         held = info.sampling_seed
@@ -94,6 +95,26 @@ def rows(
                 every[row, int(token)] = bias
         yield RowValues("logit_bias", names, held, every, filled=given)
         yield from penalties(info, requests, mode)
+
+
+def kept(penalizers: Any, requests: Sequence[Any], asked: Sequence[Any]) -> Iterator[RowValues]:
+    """Yield what the penalizers of the scheduler's batch keep for each row."""
+    names = [one.rid for one in requests]
+    ready = [one for one in penalizers.penalizers.values() if one.is_prepared()]
+    for name, (part, plain) in KEPT.items():
+        found = [maybe(one, name) for one in ready if penalizers.is_required]
+        filled = next((one for one in found if one is not None), None)
+        held = torch.full((len(names),), plain) if filled is None else filled
+        yield rows_of(name, names, held, [getattr(one, part) for one in asked], filled=filled)
+
+
+def generated(penalizers: Any, requests: Sequence[Any]) -> Iterator[RowValues]:
+    """Yield the numbers of output tokens of rows that decode, if the engine does not overlap."""
+    names = [one.rid for one in requests]
+    ready = [one for one in penalizers.penalizers.values() if one.is_prepared()]
+    for counts in [n for one in ready if (n := maybe(one, COUNTED)) is not None]:
+        pairs = zip(counts.flatten().tolist(), requests, strict=False)
+        yield rows_of(COUNTED, names, counts, [near(*pair) for pair in pairs], filled=counts)
 
 
 def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValues]:
@@ -160,6 +181,17 @@ def counted(request: Any) -> int:
     if steps or end is None:
         return 0  # It is not known.
     return count - max(0, end - len(request.origin_input_ids))
+
+
+def near(held: int, request: Any) -> int:
+    """Return the nearest number of output tokens to that of a row which its request allows.
+
+    Only requests with a minimum need it. The engine may count the last token late, and those of a
+    request that began again anew.
+    """
+    counts = len(request.output_ids), counted(request)
+    needed = request.sampling_params.min_new_tokens > 0
+    return min(max(held, min(counts) - 1), max(counts) + 1) if needed else held
 
 
 def ended(masked: Tensor, request: Any, count: int) -> Tensor:
