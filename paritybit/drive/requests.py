@@ -43,7 +43,7 @@ MORE, FEW, RETURNS, STOPPED = 1.15, 1 / 4, 3, 1 / 4
 """The tokens of texts that come back from elsewhere, per slot of the pool, or from files at first,
 how often, and the part of those in haste that are aborted."""
 
-SESSIONS, TURNS, SETTLED = 1 / 4, 3, 2
+SESSIONS, TURNS, SETTLED = 1 / 2, 3, 2
 """The part of the conversations that are sessions, how often one goes on at most, and in how many
 polls an engine has forgotten a turn that it aborts."""
 
@@ -207,8 +207,8 @@ def with_sessions(
 ) -> Iterator[Wave]:
     """Make sessions of some conversations, so few that a part of the pool has room for them.
 
-    In every second one, which an engine may keep in its slots, each turn comes after the one
-    before, unless they are `crowded`: then the engine refuses some turns.
+    In every second one of a wave, which an engine may keep in its slots, each turn comes after the
+    one before, unless they are `crowded`: then the engine refuses some turns.
 
     A wave with a request that needs most of the pool has none: sglang keeps the order of arrival,
     so the next turn of a session that keeps its slots would wait behind that request forever.
@@ -224,7 +224,8 @@ def with_sessions(
             if first is not None:
                 turns = [_like(first, one)]
             elif one.follows is None and needed <= room and draw.chance.random() < SESSIONS:
-                first, room = replace(one, session=len(firsts) + 1), room - needed
+                number = 2 + len({each.session for each in firsts.values()})
+                first, room = replace(one, session=number), room - needed
                 turns = _turns(draw, first)
             for turn in turns:
                 if first is not None:
@@ -295,7 +296,9 @@ def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iter
     """Give some requests of some waves what not all engines have, such as a grammar.
 
     Most waves have none, because batches with grammars do not overlap, and log-likelihoods of
-    prompts limit what is reused. Each kind has its turn in the first AT_LEAST waves.
+    prompts limit what is reused. Each kind has its turn in the first AT_LEAST waves. Those of
+    outputs alone are in all waves. Most grammars of a wave are the same, because an engine keeps
+    what it compiles.
     """
     chance = random.Random(f"extras {seed}")
     for number, wave in enumerate(given):
@@ -303,9 +306,10 @@ def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iter
         kinds = [one for at, one in turns if at % AT_LEAST == 0 or chance.random() < EXTRA / 2]
         requests = list(wave.requests)
         sure = {kind: chance.randrange(len(requests) or 1) for kind in kinds}
+        shared = chance.randint(1, MOST_EXTRAS)
         for place, one in enumerate(requests):
             drawn = {
-                "grammar": chance.randint(1, MOST_EXTRAS),
+                "grammar": chance.choice((shared, shared, chance.randint(1, MOST_EXTRAS))),
                 "processor": chance.randint(1, MOST_EXTRAS),
                 "likelihoods": chance.choice((-1, 0, chance.randrange(one.length))),
                 "hidden_states": True,
@@ -316,6 +320,8 @@ def with_extras(seed: int, given: Iterable[Wave], extras: Sequence[str]) -> Iter
                 for kind in kinds
                 if sure[kind] == place or chance.random() < EXTRA
             }
+            if "likelihoods" in extras and chance.random() < EXTRA / 2:
+                kept.setdefault("likelihoods", -1)
             if kept:
                 asked = replace(one.sampling or Sampling(), **kept)
                 requests[place] = replace(one, sampling=asked)
@@ -491,12 +497,16 @@ def _relay(draw: Draw, _: int) -> Iterator[Planned]:
     """Let a request share the prompt of a request that ends after decoding for two windows.
 
     It becomes the only holder of the window that the first one has left. Other requests with long
-    prompts arrive just then, and evict everything that nobody holds.
+    prompts arrive just then, and evict everything that nobody holds. Before that, short ones come
+    and go.
     """
     chance, limits = draw.chance, draw.limits
     tokens, near = 2 * limits.window + 2, limits.window // 4
     first = draw.alone("first", chance.randint(limits.window, 3 * limits.window), tokens)
     yield first
+    for index in range(limits.rows // 2):
+        length, more = chance.randint(1, limits.window), chance.randint(near, limits.window)
+        yield draw.alone(f"beside.{index:03}", length, more, near * index + 1)
     own, arrival = draw.part("heir", chance.randint(1, 2 * near)), tokens - chance.randint(1, near)
     yield draw.made("heir", (*first.prompt, own), limits.window, arrival)
     for index in range(limits.rows):
@@ -568,11 +578,12 @@ def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
 def _turns(draw: Draw, first: Planned) -> list[Planned]:
     """Return a session: its first turn, and others, some of which begin at any earlier one.
 
-    Some are aborted: while they wait, while they run, or as soon as they arrive.
+    A third turn begins at the first one, as the second does. Some are aborted: while they wait,
+    while they run, or as soon as they arrive.
     """
     chance, turns, most = draw.chance, [first], draw.limits.window
     for number in range(chance.randint(1, TURNS)):
-        after = chance.choice((turns[-1], chance.choice(turns)))
+        after = first if number == 1 else chance.choice((turns[-1], chance.choice(turns)))
         one = draw.second_turn(after, chance.randint(1, most), 6)
         last = one.arrives + one.tokens + SETTLED
         aborted = chance.randint(0, last) if chance.random() < 4 * ABORTED else None

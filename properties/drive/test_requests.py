@@ -24,6 +24,7 @@ from paritybit.drive.requests import (
     edges,
     kinds_of,
     waves,
+    with_extras,
     with_moves,
     with_priorities,
 )
@@ -40,6 +41,8 @@ SMALL = replace(LIMITS, page=1, chunk=32, pool=384, windows=160)
 """A context can be longer than the pool, and rows use more slots for windows than there are."""
 
 ONE = (Part("one", 1),)
+
+EXTRAS = "grammar", "processor", "likelihoods", "ignore_eos"
 
 
 def played(waves_played: list[Wave], polls: int) -> list[str]:
@@ -208,6 +211,10 @@ def test_sessions_go_on_branch_and_are_aborted_as_one_conversation(crowded: bool
             follows = [one.follows for one in mine if one.follows is not None]
             branches += (1 - odd) * (len(follows) - len({*follows}))
             chains += odd * (len(follows) == len({*follows}))
+        for name in {one.session for one in sessions}:
+            after = [one.follows for one in sessions if one.session == name]
+            if (name or 0) % 2 == 0 and len(after) > 2:  # The first turn follows none.
+                assert len({*after}) < len(after)
         aborted += sum(one.aborted is not None and one.follows is not None for one in sessions)
     assert branches > 3
     assert (chains == len(waves_of)) is not crowded
@@ -299,6 +306,18 @@ def test_each_engine_gets_batches_with_different_parameters_of_sampling(name: st
     assert reused
     heats = {each.temperature for wave in islice(served.traffic(), 4) for each in wave.requests}
     assert len(heats) > 3
+
+
+def test_requests_of_each_wave_have_likelihoods_and_some_share_a_grammar() -> None:
+    """An engine that keeps what it compiles gives a second request a copy, and a third one."""
+    shared = 0
+    for seed in range(9):
+        for wave in islice(with_extras(seed, waves(seed, LIMITS), EXTRAS), 3):
+            asked = [one.sampling for one in wave.requests if one.sampling is not None]
+            assert -1 in {one.likelihoods for one in asked} or len(wave.requests) < 9
+            grammars = Counter(one.grammar for one in asked if one.grammar is not None)
+            shared += max(grammars.values(), default=0) > 2
+    assert shared > 9
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -37,9 +37,9 @@ LATER = (
 )
 """Actions while requests run. The second one, if any, happens while the first lasts."""
 
-FEW, MOST, LONGEST = 8, 4, 96
+FEW, MOST, LONGEST, SHORT = 8, 4, 96, 2
 """The most tokens that a repeated request generates, the most of these requests, and the most
-tokens of one. A small pool has room for all."""
+tokens of one. A small pool has room for all. Then, the polls for which they are retracted."""
 
 
 @dataclass
@@ -110,7 +110,8 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
     """Add actions to waves, and let some requests of a wave come back after other actions.
 
     Those of the first wave come back before it after each of AT_ONCE, so any row has time for
-    these. No wave empties the cache, so there are entries that an action could corrupt.
+    these, and most of them `twice`. No wave empties the cache, so there are entries that an action
+    could corrupt.
     """
     chance, first = random.Random(f"actions {seed}"), True
     at_once = [one for one in AT_ONCE if one in kinds]
@@ -120,7 +121,8 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
             first = False
             yield few
             for what in chance.sample(at_once, len(at_once)):
-                yield brief(wave, what, Action(what))
+                few = brief(wave, what, Action(what))
+                yield twice(few) if ("retract", what) in possible(LATER, kinds) else few
         # A poll after a request arrives, its prompt or a first chunk of it has just been computed.
         arrivals = [one.arrives for one in wave.requests if one.follows is None]
         actions: list[Action] = []
@@ -132,6 +134,19 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
         yield replace(wave, actions=tuple(actions), flush=False)
         if (few := brief(wave, "again")).requests:
             yield replace(few, actions=(Action(next(turns)),))
+
+
+def twice(wave: Wave) -> Wave:
+    """Let the action of a brief wave happen again when some of its requests are retracted.
+
+    By then, the first ones have ended. All come back after that.
+    """
+    (action,), late = wave.actions, 2 * MOST + SHORT
+    again = (
+        replace(one, name=f"{one.name} again", arrives=late + one.arrives) for one in wave.requests
+    )
+    waits = Action("retract", MOST + 2, SHORT), replace(action, at=MOST + 3)
+    return replace(wave, requests=(*wave.requests, *again), actions=(action, *waits))
 
 
 def possible(plans: Sequence[tuple[str, ...]], kinds: Sequence[str]) -> list[tuple[str, ...]]:
