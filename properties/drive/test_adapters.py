@@ -30,7 +30,8 @@ def test_requests_ask_for_every_adapter_and_for_none() -> None:
     assert list(with_adapters(0, plain, 3)) == first
 
 
-def test_adapters_that_are_loaded_again_have_other_weights_and_identifiers() -> None:
+@pytest.mark.parametrize("model", ["gpt_oss", "qwen2_vl"])
+def test_adapters_that_are_loaded_again_have_other_weights_and_identifiers(model: str) -> None:
     def load(lora_name: str, lora_id: str, config_dict: Any, serialized_tensors: str) -> Any:
         return lora_name, lora_id, serialized_tensors
 
@@ -38,7 +39,7 @@ def test_adapters_that_are_loaded_again_have_other_weights_and_identifiers() -> 
         LoadLoRAAdapterFromTensorsReqInput=load,
         UnloadLoRAAdapterReqInput=lambda lora_name, lora_id: (lora_name, lora_id),
     )
-    first, again = (loads(structures, MODELS["gpt_oss"], 2, version=one) for one in (0, 1))
+    first, again = (loads(structures, MODELS[model], 2, version=one) for one in (0, 1))
     assert [one[:2] for one in again[::2]] == [one[:2] for one in first]  # It unloads these.
     for old, new in zip(first, again[1::2], strict=True):
         assert old[0] == new[0]

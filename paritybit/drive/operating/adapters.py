@@ -64,8 +64,9 @@ def loads(structures: Any, model: Model, count: int, ranks: int = 1, version: in
 def weights(model: Model, number: int, version: int = 0) -> dict[str, torch.Tensor]:
     """Return the weights of a version of an adapter by name."""
     generator = torch.Generator().manual_seed(number + MOST_ADAPTERS * version)
-    hidden, width = model.config["hidden_size"], model.config["head_dim"]
-    heads, kv_heads = model.config["num_attention_heads"], model.config["num_key_value_heads"]
+    hidden, heads = model.config["hidden_size"], model.config["num_attention_heads"]
+    width = model.config.get("head_dim", hidden // heads)
+    kv_heads = model.config["num_key_value_heads"]
     shapes = {
         "q_proj": (hidden, heads * width),
         "k_proj": (hidden, kv_heads * width),

@@ -44,6 +44,8 @@ COMPRESSED = ("compressed KV", "indexer")
 
 OTHER_MODELS = (*STATES, SPLIT, "positions of images", "images", *COMPRESSED)
 
+PLACES = "positions of images"
+
 WITHOUT_DRAFTS = ("Gemma 4", *(one for one in OTHER_MODELS if one != "compressed KV"))
 
 UNTRIED = (*APART, "fp8 KV", *COMPRESSED, *STATES[1:], SPLIT)
@@ -117,7 +119,7 @@ TABLE = Table(
     },
     apart=[
         (DRAFTS, WITHOUT_DRAFTS),
-        (("LoRA adapters",), ("Gemma 4", *OTHER_MODELS)),
+        (("LoRA adapters",), ("Gemma 4", *(one for one in OTHER_MODELS if one != PLACES))),
         (("few window slots",), ("page size 16", "page size 64")),
         (("few window pages",), ("page size 64", *OTHER_MODELS)),
         (("mixed batches",), DRAFTS[2:]),
