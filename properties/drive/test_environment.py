@@ -141,6 +141,18 @@ def test_drafts_are_accepted_if_the_release_can(
     assert not of_sglang.acceptance(tmp_path / "older", device)
 
 
+def test_every_second_pair_of_rows_retracts_requests_before_the_pool_is_full(
+    tmp_path: Path,
+) -> None:
+    def retracts(served: SglangServed) -> bool:
+        given = environment.Environment("sglang", tmp_path, ())
+        return of_sglang.variables_of(given, served).items() >= of_sglang.RETRACTING.items()
+
+    rows = [SglangServed(seed=seed) for seed in range(8)]
+    assert [*map(retracts, rows)] == [False, False, True, True] * 2
+    assert not any(retracts(replace(one, apart=True)) for one in rows)
+
+
 def draft_of(words: list[str]) -> Any:
     """Return the configuration of a draft model."""
     folder = Path(words[words.index("--speculative-draft-model-path") + 1])

@@ -181,6 +181,9 @@ TABLE = Table(
 )
 
 
+RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "12"}
+"""With these, the engine also retracts a request if the pool is not full: every 12 forwards."""
+
 OWN_CHECKS = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
@@ -206,6 +209,7 @@ def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
         **(INDEXING if served.model == DEEPSEEK_V32.name else {}),
         **(OWN_CHECKS if says(package, "environ.py", "SGLANG_INVARIANT_CHECK") else {}),
         **(acceptance(package, served.device) if served.forced else {}),
+        **(RETRACTING if served.retracts else {}),
     }
 
 

@@ -196,6 +196,14 @@ class SglangServed(Common):
         return self.speculative == "eagle" and self.topk == 1
 
     @property
+    def retracts(self) -> bool:
+        """Whether the engine often retracts a request, as in every second pair of rows.
+
+        An engine for decode would end some of these.
+        """
+        return self.seed // 2 % 2 == 1 and not self.apart
+
+    @property
     @override
     def extras(self) -> Sequence[str]:
         extras = [*extras_with_drafts(self.speculative is not None, self.forced)]
