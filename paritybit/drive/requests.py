@@ -554,25 +554,32 @@ def _twice(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
 
 
 def _back(draw: Draw, texts: Sequence[Part], turn: int) -> Iterator[Planned]:
-    """Request texts in another order, whole or in part, and some twice at once.
+    """Request texts in another order, whole or in part, and most twice.
 
-    Some end like their second request, of which a cache may have evicted the end alone, and some
-    with another text, which has other KV there than at the beginning. Some go on for long, so that
-    others are retracted, and some are aborted soon.
+    The second request may come once a part of it is back, and go on with the whole or with another
+    text, which has other KV there than at the beginning. Some end like their second request, of
+    which a cache may have evicted the end alone. Some go on for long, so that others are retracted,
+    and some are aborted soon.
     """
     chance, limits, arrival = draw.chance, draw.limits, 0
     for index in chance.sample(range(len(texts)), len(texts)):
         arrival += chance.choice((0, 1, 2, 4))
-        for twin in range(chance.choice((1, 1, 2))):
-            place, text = f"back {turn}.{index:03}.{twin}", texts[index]
-            less = chance.choice((0, 0, 1, limits.page, chance.randrange(text.length)))
-            shared = replace(text, length=max(1, text.length - less))
+        text = texts[index]
+        ended, some = text.length % limits.page, chance.randrange(text.length)
+        less = chance.choice((0, ended, 1, limits.page, some))
+        parts = chance.choice(((less,), (less, some), (text.length // 2, less), (less, less)))
+        for twin, part in enumerate(parts):
+            place = f"back {turn}.{index:03}.{twin}"
+            shared = replace(text, length=max(1, text.length - part))
             new = draw.part(place, chance.randint(1, limits.window))
             ends = (new,), (texts[index - 1],), (draw.part(f"second.{index:03}", 1),)
             own = chance.choice(((), (), *ends))
+            if twin and part == parts[0]:
+                own = ends[1]
             tokens = chance.choice((1, 2, 2, 3, 3, 3, limits.window, 4 * limits.window))
-            aborted = arrival + chance.randint(0, 8) if chance.random() < ABORTED else None
-            yield replace(draw.made(place, (shared, *own), tokens, arrival), aborted=aborted)
+            late = arrival + twin * chance.choice((0, 8, 16, 32))
+            aborted = late + chance.randint(0, 8) if chance.random() < ABORTED else None
+            yield replace(draw.made(place, (shared, *own), tokens, late), aborted=aborted)
 
 
 def _turns(draw: Draw, first: Planned) -> list[Planned]:

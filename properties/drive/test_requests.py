@@ -385,9 +385,20 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
                 found |= {"aborted" if one.aborted is not None else (whole, bool(own))}
                 found |= {"at once"} if before == (text, one.arrives) else set()
                 found |= {"another text"} if {*own} & {*texts.values()} else set()
+                if text.text == before[0].text and one.arrives > before[1]:
+                    found |= {"more of it later"} if text.length > before[0].length else set()
+                    behind = text == before[0] and {*own} & {*texts.values()}
+                    found |= {"another text later"} if behind else set()
                 before = text, one.arrives
         next(given)
-    assert found == {"aborted", "at once", "another text", *product((False, True), repeat=2)}
+    later = {"more of it later", "another text later"}
+    assert found == {
+        "aborted",
+        "at once",
+        "another text",
+        *later,
+        *product((False, True), repeat=2),
+    }
 
 
 @pytest.mark.parametrize("seed", range(4))

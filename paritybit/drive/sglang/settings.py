@@ -77,8 +77,8 @@ HOST_POLICIES = ("write_through", "write_back", "write_through_selective")
 HOST_RATIOS = (2, 1.3)
 """The slots on the host per slot of the pool. Older releases require more than one."""
 
-PREFETCHES = ("wait_complete", "timeout", "best_effort")
-"""When a request stops waiting for KV of the storage."""
+PREFETCHES = ("wait_complete", "timeout", "wait_complete", "best_effort")
+"""When a request stops waiting for KV of the storage. With the last, it hardly ever gets any."""
 
 STORED = 2048
 """The bytes of all files per slot of the pool, in every second row. It is one or two layers' KV."""
@@ -357,7 +357,7 @@ class SglangServed(Common):
             more["max_size"] = STORED * self.pool
         storage: Options = {
             "hicache-storage-backend": "file",
-            "hicache-storage-prefetch-policy": PREFETCHES[self.seed // 3 % 3],
+            "hicache-storage-prefetch-policy": PREFETCHES[self.seed // 3 % len(PREFETCHES)],
             "hicache-storage-backend-extra-config": json.dumps(more),
         }
         return {**options, **(storage if self.storage else {})} if self.host_cache else {}
