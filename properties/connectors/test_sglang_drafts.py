@@ -125,12 +125,15 @@ def test_draft_steps_begin_with_the_states_of_the_last_accepted_token(
     assert judged == ([] if selected or not late else last)
     steps = forward("DECODE", [0, 0], hidden_states=hidden[index.flip(0)])
     assert len(wrong(states.given(steps, rows_of(1, 1)))) == 2
-    (other,) = states.given(steps, rows_of(1, 1), apart=True)
-    assert other.untried == "some requests begin with those of another engine"
+    there = [states.last(one) for one in "ab"]
     states.forget()
     (value,) = states.given(steps, rows_of(1, 1))
     assert value.untried
     assert value.requests == ["a", "b"]
+    for name, sums in zip("ab", reversed(there), strict=True):  # They come from another engine.
+        states.brought(name, sums)
+    judged = wrong(states.given(steps, rows_of(1, 1)))
+    assert len(judged) == (2 if late and not selected else 0)
 
 
 def test_a_draft_model_gets_the_tokens_that_were_just_sampled() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from paritybit.connectors.sampling import row_sums
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.transfers import FAILED, SUCCESS, TAG
 from properties.connectors.parts import Part, hooked
@@ -51,6 +53,7 @@ class Pair:
             message = hooked(given[0].registers, lambda *_: given[1], self.decode.manager)
             self.prefill.messages.append(message)
             assert self.prefill.receive() == [b"None", b"h", b"1", TAG]
+        self.buffers = Part()
         self.request = Part(rid="a", bootstrap_room=ROOM, output_ids=[FIRST], finished_reason=None)
         self.sender = Part(
             kv_mgr=self.prefill.manager, bootstrap_room=ROOM, conclude_state=None, curr_idx=0
@@ -65,7 +68,7 @@ class Pair:
         """Send pages, and move their bytes to where the other engine awaits them."""
         engine = self.prefill.engine
         if window is not None:
-            hooked(engine.keeps_first, lambda *_: None, Part(), self.request)
+            hooked(engine.keeps_first, lambda *_: None, self.buffers, self.request)
         states = None if window is None else [window]
         hooked(engine.sends, lambda *_: None, self.sender, pages, states)
         start = self.sender.curr_idx
@@ -80,17 +83,21 @@ class Pair:
         for to, given in zip(here, there, strict=True):
             to[target] = given[source]
 
-    def commit(self, first: int = FIRST, reason: str | None = None) -> None:
-        """Let the engine for decode take what was sent."""
+    def commit(
+        self, first: int = FIRST, reason: str | None = None, states: torch.Tensor | None = None
+    ) -> Part:
+        """Let the engine for decode take what was sent. Returns its request."""
         request = Part(rid="a", bootstrap_room=ROOM, output_ids=[], finished_reason=None)
 
         def committed(*_: Any) -> None:
             request.output_ids.append(first)
             request.finished_reason = reason
+            request.hidden_states_tensor = states
 
         while self.decode.receive() is not None:
             pass
         hooked(self.decode.engine.commits, committed, Part(), Part(req=request))
+        return request
 
     def read(self, slots: list[int] = HERE) -> None:
         """Decode a token after the prompt."""
@@ -151,6 +158,46 @@ def test_the_metadata_of_another_request_is_an_error(pair: Pair) -> None:
     pair.send(THERE, THERE[-WINDOW:])
     pair.commit(reason="corruption")
     assert pair.decode.scene.checks() == ["engine error"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "retractions", "known"),
+    [(torch.float32, 0, True), (torch.float16, 0, False), (torch.float32, 1, False)],
+)
+def test_drafts_begin_with_what_the_other_engine_returned_last(
+    dtype: torch.dtype, retractions: int, known: bool, pair: Pair
+) -> None:
+    """A buffer may round it. The engine has no other for a request that was retracted since."""
+    there, here = (side.engine.draft_states for side in (pair.prefill, pair.decode))
+    there.returned["a"], here.returned["a"] = ((1, torch.tensor([5, at])) for at in (6, 7))
+    pair.request.hidden_states_tensor = torch.zeros(1)
+    pair.buffers.output_hidden_states = torch.zeros(1, 1, dtype=dtype)
+    pair.send(THERE, THERE[-WINDOW:])
+    pair.commit()
+    one = Part(rid="a", retraction_count=retractions)
+    hooked(pair.decode.engine.begins, lambda *_: None, Part(reqs=[one]))
+    assert here.last("a") == (6 if known else None)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("fault", [None, "buffer", "other"])
+def test_a_request_begins_to_draft_with_the_hidden_states_that_were_sent(
+    again: bool, fault: str | None, pair: Pair
+) -> None:
+    """The buffer belongs to another request by then. The engine may have found newer states."""
+    states = torch.randn(1, 3)
+    sums = row_sums(states).tolist()
+    pair.prefill.engine.draft_states.returned["a"] = 0, torch.tensor(sums)
+    pair.request.hidden_states_tensor = states[0]
+    pair.buffers.output_hidden_states = buffer = states.clone()
+    pair.send(THERE, THERE[-WINDOW:])
+    request = pair.commit(states=buffer[0] if fault == "buffer" else buffer[0].clone())
+    buffer.zero_()
+    if fault == "other":
+        request.hidden_states_tensor = buffer[0]
+    request.retraction_count = int(again)
+    hooked(pair.decode.engine.begins, lambda *_: None, Part(reqs=[request]))
+    assert pair.decode.scene.checks() == ["wrong row"] * (fault == "buffer")
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -74,18 +74,12 @@ class DraftStates:
         firsts, sums = dict(zip(names, places, strict=False)), row_sums(hidden[: places[-1]])
         self.target = Computed(firsts, below, whose, sums)
 
-    def given(self, batch: Any, found: Rows, apart: bool = False) -> Iterator[RowValues]:
-        """Yield whose hidden states a forward of the draft model gets.
-
-        `apart` is whether some requests begin with those of another engine.
-        """
+    def given(self, batch: Any, found: Rows) -> Iterator[RowValues]:
+        """Yield whose hidden states a forward of the draft model gets."""
         given, mode = maybe(batch, "spec_info.hidden_states"), mode_of(batch)
         if not isinstance(given, Tensor) or given.ndim != 2 or not found.rows:
             return
-        if mode == "decode" and apart:
-            names = [row.request for row in found.rows]
-            yield from untried(BEGUN, names, "some requests begin with those of another engine")
-        elif mode == "decode":
+        if mode == "decode":
             yield from self.begun(given, found)
         elif (target := self.target) is None:
             yield from untried(TAKEN, [row.request for row in found.rows], UNSEEN)
@@ -148,6 +142,17 @@ class DraftStates:
                 self.returned[row.request] = 0, sums[at : at + 1]
         while len(self.returned) > MOST_MADE:
             del self.returned[next(iter(self.returned))]
+
+    def last(self, request: str) -> int | None:
+        """Return the checksum of what the draft model returned last for a request, if known."""
+        place, sums = self.returned.get(request, (0, ()))
+        return int(sums[place]) if len(sums) else None
+
+    def brought(self, request: str, last: int | None) -> None:
+        """Note that a request goes on with what another engine's model returned, or is unknown."""
+        self.returned.pop(request, None)
+        if last is not None:
+            self.returned[request] = 0, torch.tensor([last])
 
     def forget(self) -> None:
         """Forget all states, as a forward is not watched."""

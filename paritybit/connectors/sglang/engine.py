@@ -32,7 +32,6 @@ from paritybit.connectors.sampling import (
 )
 from paritybit.connectors.sglang import attention, drafts, graphs, rows, sampling
 from paritybit.connectors.sglang.attending import Attended
-from paritybit.connectors.sglang.drafts import DraftStates
 from paritybit.connectors.sglang.host import at_rest
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
@@ -103,7 +102,6 @@ class SglangEngine(Attended):
         self.places: Mapping[str, int | None] = {}
         """The first position of each request that is sampled next, or None if that is not used."""
         self.recording = Recording()
-        self.draft_states = DraftStates()
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
 
@@ -325,7 +323,7 @@ class SglangEngine(Attended):
         if not model.drafts:
             self.judge_rows(batch, rows.mode_of(batch))
         elif model.ahead:
-            self.rows("draft", self.draft_states.given(batch, now.rows, self.apart))
+            self.rows("draft", self.draft_states.given(batch, now.rows))
             if rows.mode_of(batch) != "decode" and now.rows.rows:
                 self.rows("draft", drafts.sampled(batch, now.rows, self.recording.made))
         if now.implied and maybe(batch, "encoder_lens") is None:

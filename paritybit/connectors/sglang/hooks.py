@@ -141,6 +141,10 @@ APART: dict[str, tuple[str, ...]] = {
     "prepares_transfer": (f"{TRANSFERS}.decode.DecodePreallocQueue._send_kv_metadata",),
     "expects": (f"{COMMON}Receiver.send_metadata",),
     "commits": (f"{QUEUE}._commit_transfer_to_req",),
+    "begins": (
+        f"{TRANSFERS}.decode_schedule_batch_mixin.ScheduleBatchDisaggregationDecodeMixin"
+        ".process_prebuilt",
+    ),
     "releases": (f"{QUEUE}._do_release",),
 }
 """The functions of transfers between prefill and decode."""

@@ -15,11 +15,14 @@ from torch import Tensor
 from paritybit.connectors.failures import report
 from paritybit.connectors.following import HOST, pages
 from paritybit.connectors.hooking import Call, maybe
+from paritybit.connectors.sampling import handed_on, row_sums
+from paritybit.connectors.sglang.drafts import BEGUN, DraftStates
 from paritybit.connectors.sglang.host import Hosts, at_rest
 from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.watch.facts import At, Copy, HostSlots, RowValues
 from paritybit.watch.observations import EngineError
 from paritybit.watch.watcher import Watcher
+from paritybit.watch.weak import ByObject
 
 PEER = "peer"
 """The pool that stands for the KV of the other engine."""
@@ -54,8 +57,12 @@ class Transfers(Hosts):
         """The addresses and ports of the watched engines for decode."""
         self.sent: dict[int, list[str]] = {}
         """By room, the names of the transfers that have begun."""
-        self.first: dict[int, int] = {}
-        """By room, the first token of its request."""
+        self.draft_states = DraftStates()
+        self.states_sent: ByObject[int] = ByObject()
+        """The checksum of each tensor of hidden states that a transfer brought, as it was sent."""
+        self.first: dict[int, tuple[int, int | None]] = {}
+        """By room, the first token of its request, and the checksum of the hidden states with which
+        its drafts begin."""
         self.awaits: dict[int, dict[str, Tensor]] = {}
         """By room, the slots of each group that a transfer fills, in the order of positions."""
         self.brought: dict[int, list[Brought]] = {}
@@ -108,16 +115,20 @@ class Transfers(Hosts):
     # The engine for prefill.
 
     def keeps_first(self, buffers: Any, request: Any) -> None:
-        """Note the first token of a request, before it is put in a metadata buffer."""
+        """Note with what a request begins, before that is put in a metadata buffer."""
         if request.bootstrap_room is not None:
-            self.first[request.bootstrap_room] = int(request.output_ids[0])
+            dtype = maybe(request, "hidden_states_tensor.dtype")
+            exact = dtype == maybe(buffers, "output_hidden_states.dtype")
+            drafts = self.draft_states.last(request.rid) if exact else None
+            self.first[request.bootstrap_room] = int(request.output_ids[0]), drafts
 
     def sends(self, sender: Any, kv_indices: Any, state_indices: Any = None) -> None:
         """Report pages that a transfer reads, and tell the other engine what they hold."""
         watcher, manager, room = self.watcher, sender.kv_mgr, sender.bootstrap_room
         if watcher is None or not self.apart or sender.conclude_state is not None:
             return
-        found, first = self.slots_of(manager, kv_indices, state_indices), self.first.get(room)
+        found = self.slots_of(manager, kv_indices, state_indices)
+        first, drafts = self.first.get(room, (None, None))
         mine = self.sent.setdefault(room, [])
         mine.append(f"transfer {room} {len(mine)}")
         copies = [Copy(name, At(slots), NOWHERE, queue=PEER) for name, slots in found.items()]
@@ -132,6 +143,7 @@ class Transfers(Hosts):
                 "group": name,
                 "start": start,
                 "first": first,
+                "drafts": drafts,
                 "slots": len(slots),
             }
             parts = [TAG, json.dumps(about).encode(), known.numpy().tobytes()]
@@ -204,6 +216,28 @@ class Transfers(Hosts):
         if len(first) == 1 and not replayed:
             given = torch.tensor([request.output_ids[-1]]), torch.tensor([*first])
             self.rows("transfer", [RowValues("the first token", [request.rid], *given)])
+        drafts = {about["drafts"] for about, _ in brought} - {None}
+        sent = drafts.pop() if len(drafts) == 1 else None
+        self.draft_states.brought(request.rid, sent)
+        if sent is not None and (states := maybe(request, "hidden_states_tensor")) is not None:
+            self.states_sent[states] = sent
+
+    def begins(self, batch: Any) -> None:
+        """Judge the hidden states with which requests begin to draft, also again.
+
+        Those of a request that was retracted are older than what the draft model returned last.
+        """
+        given = {one.rid: maybe(one, "hidden_states_tensor") for one in batch.reqs}
+        sent = {name: self.states_sent.get(one) for name, one in given.items() if one is not None}
+        names = [name for name, one in sent.items() if one is not None]
+        if names:
+            sums = row_sums(torch.stack([given[name] for name in names]))
+            known = torch.tensor([sent[name] for name in names])
+            whose = [f"what was sent for request {name}" for name in names]
+            self.rows("draft", handed_on(BEGUN, names, sums, range(len(names)), known, whose))
+        for one in batch.reqs:
+            if getattr(one, "retraction_count", 1):
+                self.draft_states.brought(one.rid, None)
 
     def releases(self, queue: Any, one: Any) -> None:
         """Report that the engine knows that nothing writes to the slots of a failed transfer."""

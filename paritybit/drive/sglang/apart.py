@@ -236,7 +236,10 @@ def free_port() -> int:
 
 
 def replace_wire() -> None:
-    """Replace Mooncake, ZeroMQ, threads and clocks of the transfers."""
+    """Replace Mooncake, ZeroMQ, threads and clocks of the transfers.
+
+    Buffers that are freed come next, as if there were no others.
+    """
     os.environ.update(VARIABLES)
     package: Any = ModuleType("mooncake")
     package.engine = engine = ModuleType("mooncake.engine")
@@ -252,6 +255,8 @@ def replace_wire() -> None:
     mooncake.FastQueue = WaitingQueue
     decode: Any = importlib.import_module(f"{DISAGGREGATION}.decode")
     common.time = mooncake.time = decode.time = clock
+    buffers: Any = importlib.import_module(f"{DISAGGREGATION}.utils").ReqToMetadataIdxAllocator
+    buffers.free = lambda one, index: one.free_slots.appendleft(index)
 
 
 WIRE = StandIn(
