@@ -736,6 +736,8 @@ def test_what_a_forward_copies_to_the_host_after_the_model_has_what_it_wrote(
     [
         ({"OffloadingConnector": {"cpu_bytes_to_use": 1}}, True),
         ({"OffloadingConnector": {"block_size": 64}}, False),
+        ({"OffloadingConnector": {"secondary_tiers": [{"type": "fs", "root_dir": "/"}]}}, True),
+        ({"OffloadingConnector": {"secondary_tiers": [{"type": "p2p"}]}}, False),
         ({"LMCacheConnectorV1": {"lmcache.chunk_size": 32}}, True),
         ({"LMCacheConnectorV1": {"lmcache.remote_url": "lm://host"}}, False),
         ({"ExampleConnector": {"shared_storage_path": "/tmp"}}, True),
@@ -755,6 +757,8 @@ def test_a_connector_is_followed_if_all_of_it_is_known(
         extra = {"connectors": parts}
         parts = [{"kv_connector": "MultiConnector", "kv_connector_extra_config": extra}]
     assert unfollowed(Part(**parts[0])) == ([] if known else ["a KV connector"])
+    apart = known and "secondary_tiers" not in str(parts)
+    assert unfollowed(Part(**parts[0]), alone=False) == ([] if apart else ["a KV connector"])
 
 
 def job(stores: bool, blocks: list[int], chunks: list[int]) -> Part:

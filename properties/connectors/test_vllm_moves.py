@@ -1,6 +1,7 @@
-"""KV of vLLM that LMCache keeps, and KV that one engine offers to another."""
+"""KV of vLLM in LMCache and in files below the host, and KV that one engine offers to another."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,119 @@ def test_an_engine_for_prefill_that_is_not_watched_leaves_no_verdict(tmp_path: P
     pair.decode.journal.end()
     lines = lines_in(tmp_path / "decode")
     assert [one["what"] for one in lines if one["kind"] == "undecided"] != []
+
+
+class Below:
+    """An engine that keeps request a on the host, and its blocks in files below."""
+
+    def __init__(self, folder: Path) -> None:
+        self.served = prefilled(Served(folder))
+        self.kept = torch.zeros(8, *self.served.cache.shape[1:])
+        names = ("one_g0/first", "one_g0/second", "two_g1/first")
+        self.files = [folder / name for name in names]
+        for one in {file.parent for file in self.files}:
+            one.mkdir()
+        self.tier = Part(file_mapper=Part(get_file_name=lambda key: str(self.files[key])))
+        self.copied([1, 2, 3], [0, 1, 2], stores=True)
+        self.begin(1, [0, 1, 2], [0, 1, 2], loads=False)
+
+    def copied(self, blocks: list[int], chunks: list[int], *, stores: bool) -> None:
+        """Copy blocks of both groups to the host, or back. The last one is of the second group."""
+        handler = Part(gpu_to_cpu=stores, dst_tensors=[self.kept], src_tensors=[self.kept])
+        device = Part(block_ids=blocks, group_sizes=(len(blocks) - 1, 1))
+        ends = (device, Part(block_ids=torch.tensor(chunks)))
+        if stores:
+            self.kept[chunks] = self.served.cache[blocks]
+        else:
+            self.served.cache[blocks] = self.kept[chunks]
+        ends, engine = ends if stores else ends[::-1], self.served.engine
+        hooked(engine.submits, none, Part(), 7, *ends)
+        hooked(engine.transfer, lambda *_: True, handler, 7, *ends)
+        hooked(engine.finishes, lambda *_: [Part(job_id=7)], Part())
+
+    def begin(self, number: int, keys: list[int], chunks: list[int], *, loads: bool) -> None:
+        """Begin a job between files and blocks of the host."""
+        job = Part(job_id=number, keys=keys, chunk_ids=chunks, is_promotion=loads)
+        hooked(self.served.engine.goes_below, none, self.tier, job)
+
+    def end(self, number: int) -> None:
+        """Let the engine see that a job is over."""
+        over = [Part(job_id=number)]
+        hooked(self.served.engine.ends_below, lambda *_: over, self.tier)
+
+    def write(self) -> None:
+        """Write the files, of which one is there already."""
+
+        def write(paths: list[str], *_: object) -> None:
+            for path in paths:
+                Path(path).write_bytes(b"block")
+
+        given = [str(one) for one in self.files], None, [0, 5, 10], 5
+        hooked(self.served.engine.writes_below, write, *given)
+        self.end(1)
+
+    def read(self, keys: list[int], chunks: list[int], counted: int | None = None) -> None:
+        """Read files. If not all are whole, the engine counts so many."""
+        paths = [self.files[key] for key in keys]
+        places = [key for key in keys if self.files[key].exists()]
+        self.kept[chunks[: len(places)]] = self.kept[places]
+        error = OSError()
+        error.num_succeeded = counted  # type: ignore[attr-defined]
+
+        def read(*_: object) -> None:
+            if any(not one.exists() or one.stat().st_size < 5 for one in paths):
+                raise error
+
+        given = [*map(str, paths)], None, [5 * one for one in chunks], 5
+        with suppress(OSError):
+            hooked(self.served.engine.reads_below, read, *given)
+
+    def go_on(self) -> set[str]:
+        """Decode a token after blocks that come from the host, and return what was found."""
+        self.copied([5, 6], [5, 6], stores=False)
+        self.served.scheduler.requests["b"] = a_request(*range(10, 15))
+        again = output({"b": 1}, new={"b": ([5, 7], [6, 8])}, hit=4)
+        self.served.run(again, [[5, 7], [6, 8]], 4, [14], "b")
+        return self.served.found()
+
+
+@pytest.mark.parametrize(
+    ("keys", "lost", "counted", "over", "found"),
+    [
+        ([0, 2], None, None, True, set[str]()),
+        ([1, 2], None, None, True, {"wrong owner", "uninitialised read"}),
+        ([0, 2], None, None, False, {"copy under way"}),
+        ([0, 2], b"", 1, True, {"uninitialised read"}),
+        ([0, 2], b"bloc", 2, True, {"uninitialised read"}),  # The engine counts too many.
+    ],
+)
+def test_a_block_from_a_file_has_what_was_written_by_its_key(
+    tmp_path: Path,
+    keys: list[int],
+    lost: bytes | None,
+    counted: int | None,
+    over: bool,
+    found: set[str],
+) -> None:
+    engine = Below(tmp_path)
+    engine.write()
+    if lost is not None:
+        engine.files[2].write_bytes(lost)
+        if not lost:
+            engine.files[2].unlink()
+    engine.begin(2, keys, [5, 6], loads=True)
+    engine.read(keys, [5, 6], counted)
+    if over:
+        engine.end(2)
+    assert engine.go_on() == found
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_block_of_the_host_is_not_filled_while_it_is_written_to_a_file(
+    tmp_path: Path, over: bool
+) -> None:
+    engine = Below(tmp_path)
+    if over:
+        engine.write()
+    engine.begin(2, [0, 2], [0, 2], loads=True)
+    assert engine.served.found() == (set() if over else {"copy under way"})

@@ -24,11 +24,11 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {
-        *("alone", "backend", "files", "cached", "apart", "quantised", "split"),
+        *("alone", "backend", "below", "files", "cached", "apart", "quantised", "split"),
     },
     ("vllm", "cuda"): {
-        *("alone", "simple", "several", "failing", "files", "cached", "apart", "quantised"),
-        *("images", "split"),
+        *("alone", "simple", "several", "failing", "below", "files", "cached", "apart"),
+        *("quantised", "images", "split"),
     },
 }
 """Settings that are the same in all rows of an engine on a device, except device and seed."""

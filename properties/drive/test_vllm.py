@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,6 +312,46 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
     assert failed == (set() if not share else {"b"} if by_block else {"a", "b"})
     assert blocks == ({3, 9} if by_block else set())
     assert not host.failed
+
+
+def test_jobs_with_files_are_late_and_fail_as_their_files_do() -> None:
+    files, done = host.LateFiles(), list[int]()
+
+    def fail() -> None:
+        raise FileNotFoundError
+
+    for number in range(3):
+        files.enqueue_store(number, 1, [partial(done.append, number)])
+    files.enqueue_load(3, 1, [fail])
+    assert not done
+    over = list[Any]()
+    for _ in range(5 * host.LATEST):
+        assert len(over) <= len(done) + 1
+        over += files.get_finished()
+    assert sorted(over) == [(0, True, 0.0), (1, True, 0.0), (2, True, 0.0), (3, False, 0.0)]
+    files.enqueue_store(4, 1, [partial(done.append, 4)])
+    files.wait_idle()
+    assert sorted(done) == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_file_is_lost_or_cut_just_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float
+) -> None:
+    monkeypatch.setattr(host, "FAILING", share)
+    found = set[tuple[int, ...]]()
+
+    def sizes(paths: list[str], *_: object) -> None:
+        files = map(Path, paths)
+        found.add(tuple(one.stat().st_size if one.exists() else -1 for one in files))
+
+    paths = [tmp_path / name for name in "ab"]
+    for _ in range(40):
+        for path in paths:
+            path.write_bytes(b"block")
+        host.spoiling(sizes)([*map(str, paths)])
+    lost, cut = {(-1, 5), (5, -1)}, {min(one) for one in found} & {*range(5)}
+    assert (lost <= found, bool(cut), (5, 5) in found) == (share > 0, share > 0, share == 0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import FILES, HOST
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
-from paritybit.connectors.vllm.moving import Moving
+from paritybit.connectors.vllm.tiers import Tiers
 from paritybit.watch.facts import At, Copy, HostSlots
 
 COPIERS = "VLLMPagedMemGPUConnectorV2", "VLLMPagedMemGPUConnectorV3"
@@ -22,7 +22,7 @@ COPIERS = "VLLMPagedMemGPUConnectorV2", "VLLMPagedMemGPUConnectorV3"
 BACKENDS = {"LocalCPUBackend", "LocalDiskBackend"}
 
 
-class Caching(Moving):
+class Caching(Tiers):
     """The part of an engine that follows LMCache."""
 
     cache: Callable[[], Any] = staticmethod(lambda: None)

@@ -191,7 +191,8 @@ class VllmEngine(Attended):
             return None
         config = runner.vllm_config
         unknown = [*unjudged(config, self.pool.draft is not None)]
-        unknown += unfollowed(config.kv_transfer_config)
+        alone = self.scheduler is not None and not self.rank()
+        unknown += unfollowed(config.kv_transfer_config, alone)
         if "pp" in self.rank() and config.speculative_config is not None:
             unknown.append("speculation with pipeline parallelism")
         if split := {"dcp", "cp"} & {*self.rank()}:

@@ -21,6 +21,7 @@ EXAMPLE = f"{CONNECTORS}.example_connector.ExampleConnector"
 COPIES = "vllm.v1.kv_offload.cpu.gpu_worker"
 CHUNKS = "vllm.v1.kv_offload.cpu.manager.CPUOffloadingManager"
 SIMPLE = "vllm.v1.simple_kv_offload"
+TIER = "vllm.v1.kv_offload.tiering.fs"
 
 CORE = "vllm.v1.engine.core"
 
@@ -92,6 +93,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "transfer": (f"{COPIES}.SingleDirectionOffloadingHandler.transfer_async",),
     "finishes": (f"{COPIES}.CPUOffloadingWorker.get_finished",),
     "waits": (f"{COPIES}.CPUOffloadingWorker.wait",),
+    "goes_below": tuple(
+        f"{TIER}.manager.FileSystemTierManager.submit_{way}" for way in ("store", "load")
+    ),
+    "ends_below": (f"{TIER}.manager.FileSystemTierManager.get_finished_jobs",),
+    "writes_below": (f"{TIER}.io.batch_store_block",),
+    "reads_below": (f"{TIER}.io.batch_load_block",),
     "launches": (f"{SIMPLE}.copy_backend.DmaCopyBackend.launch_copy",),
     "copies_blocks": (f"{SIMPLE}.cuda_mem_ops.copy_blocks",),
     "polls": (f"{SIMPLE}.worker.SimpleCPUOffloadWorker._poll_stream_events",),

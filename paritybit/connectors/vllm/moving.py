@@ -17,8 +17,14 @@ from paritybit.watch.facts import FORWARDS, At, Copy
 from paritybit.watch.stacks import Stack
 from paritybit.watch.weak import Weakly
 
+BELOW, TIER = "secondary_tiers", {"type", "root_dir", "n_read_threads", "n_write_threads"}
+"""The setting with what is below the host, and the only ones that this may have."""
+
 FOLLOWED = {
-    "OffloadingConnector": {"cpu_bytes_to_use", "offload_prompt_only", "sync_load_budget_bytes"},
+    "OffloadingConnector": {
+        *("cpu_bytes_to_use", "offload_prompt_only", "sync_load_budget_bytes"),
+        *("spec_name", BELOW),
+    },
     "SimpleCPUOffloadConnector": {"cpu_bytes_to_use", "lazy_offload"},
     FILED: {"shared_storage_path"},
     PULLED: {"kv_lease_duration"},
@@ -313,8 +319,11 @@ def simple(number: object, is_store: bool) -> str:
     return f"{'store' if is_store else 'load'} {number}"
 
 
-def unfollowed(transfer: Any) -> list[str]:
-    """Return what is not followed of a configuration of KV connectors."""
+def unfollowed(transfer: Any, alone: bool = True) -> list[str]:
+    """Return what is not followed of a configuration of KV connectors.
+
+    `alone` is whether the scheduler and its only rank are in this process.
+    """
     if transfer is None:
         return []
     name, settings = transfer.kv_connector, {**transfer.kv_connector_extra_config}
@@ -322,7 +331,9 @@ def unfollowed(transfer: Any) -> list[str]:
     if name == SEVERAL[0]:
         inner = settings.pop(SEVERAL[1], [])
         parts = [(one["kv_connector"], one.get("kv_connector_extra_config", {})) for one in inner]
-        alone = settings or any(one in {FILED, CACHED, PULLED} for one, _ in parts)
-        parts = [(name, settings)] if alone else parts
+        whole = settings or any(one in {FILED, CACHED, PULLED} for one, _ in parts)
+        parts = [(name, settings)] if whole else parts
     known = all(one in FOLLOWED and {*given} <= FOLLOWED[one] for one, given in parts)
-    return [] if known else ["a KV connector"]
+    tiers = [tier for _, given in parts for tier in given.get(BELOW, ())]
+    known &= all(one["type"] == "fs" and {*one} <= TIER for one in tiers)
+    return [] if known and (alone or not tiers) else ["a KV connector"]

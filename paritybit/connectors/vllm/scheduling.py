@@ -119,7 +119,7 @@ class Scheduling(Following):
         for one in parts_of(maybe(self.scheduler, "connector")):
             if maybe(one, "scheduler_manager.cpu_block_pool.free_block_queue") is owner:
                 pool, places = SIMPLE, [block.block_id - 1 for block in blocks]  # 0 is none.
-            elif maybe(one, "connector_scheduler.manager") is owner:
+            elif host_of(one) is owner:
                 pool, places = HOST, [chunk.chunk_id for chunk in blocks]
             else:
                 continue
@@ -187,8 +187,16 @@ def copies(manager: Any) -> bool:
     )
 
 
+def host_of(connector: Any) -> Any:
+    """Return what manages the blocks on the host of a connector, or None."""
+    manager = maybe(connector, "connector_scheduler.manager")
+    return maybe(manager, "primary_tier") or manager
+
+
 def resets(connector: Any) -> bool:
     """Return whether a connector forgets the KV that it keeps. Files stay."""
+    if maybe(connector, "connector_scheduler.manager.secondary_tiers"):
+        return False
     return not {FILED, CACHED} & {kind.__name__ for kind in type(connector).__mro__}
 
 
@@ -211,9 +219,10 @@ def on_host(connector: Any) -> tuple[str, int, list[int], list[int], int] | None
         free = [one.block_id - 1 for one in pool.free_block_queue.get_all_free_blocks()]
         locked = sum(one.ref_cnt != 0 for one in pool.blocks if not one.is_null)
         return SIMPLE, len(pool.blocks) - 1, free, [], locked
-    scheduler = maybe(connector, "connector_scheduler")
-    manager = maybe(scheduler, "manager")
+    scheduler, manager = maybe(connector, "connector_scheduler"), host_of(connector)
     if manager is None or scheduler._jobs or maybe(scheduler, "_reset_fence"):
+        return None
+    if maybe(scheduler, "manager._jobs"):  # Those below the host.
         return None
     used, size = manager._num_allocated_chunks, manager._num_chunks
     chunks = list(manager._policy.chunks.values())

@@ -9,9 +9,11 @@ from paritybit.drive.vllm.settings import VllmServed
 from paritybit.engines.packages import VLLM
 from paritybit.harness.errors import CannotRunError
 
+BELOW = "files below the host"
+
 MOVING = "KV in LMCache", "prefill and decode apart", "failing transfers"
 
-NAMED = "prompts in files", *MOVING
+NAMED = "prompts in files", BELOW, *MOVING
 """What is served only by name: it was not yet tried with all others."""
 
 SPLIT = "prefill context parallelism"
@@ -65,6 +67,7 @@ TABLE = Table(
             "small host pool": {"offload": True, "tight": True},
             "failing loads": {"offload": True, "failing": True},
             "several connectors": {"offload": True, "several": True, "tight": True},
+            BELOW: {"offload": True, "tight": True, "below": True},
             "prompts in files": {"files": True},
             "KV in LMCache": {"cached": True},
             "prefill and decode apart": {"apart": True},
@@ -114,13 +117,15 @@ TABLE = Table(
             ],
         ),
         (MOVING, ["n-gram speculation", "EAGLE", "actions"]),
+        # Files keep the KV of other weights.
+        ([BELOW], ["actions"]),
         # Pages of states have the size of those of KV. The rest is not yet tried.
         (QUANTISED, [*STATES, *COMPRESSED]),
         (
             PICTURES,
             [
                 *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
-                *("window of two blocks", *MOVING[1:], *QUANTISED),
+                *("window of two blocks", BELOW, *MOVING[1:], *QUANTISED),
             ],
         ),
         # The engine splits prompts with the newer runner alone.
@@ -130,7 +135,7 @@ TABLE = Table(
             [
                 *("EAGLE", "LoRA adapters", "no window", "window of two blocks", "full graphs"),
                 *("offload to the host", "simple offload", "small host pool", "failing loads"),
-                *("several connectors", "prompts in files", "decoding requests first"),
+                *("several connectors", "prompts in files", BELOW, "decoding requests first"),
                 *("decode context parallelism", "context in half blocks"),
             ],
         ),

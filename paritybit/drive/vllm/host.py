@@ -6,8 +6,11 @@ seed draws, or when the engine waits for it. An engine that reuses its blocks to
 
 import ctypes
 import importlib
+import os
 import queue
 import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +31,8 @@ OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
 
 SIMPLE = "vllm.v1.simple_kv_offload"
 
+TIERS = "vllm.v1.kv_offload.tiering"
+
 STEPS = (0, 0, 1, 2, 8)
 """How many turns the simple connector's thread may have at a step."""
 
@@ -41,7 +46,7 @@ class OnDevice(Tensor):
 
 
 FAILING = 0.25
-"""The share of loads that fail, if any do."""
+"""The share of loads that fail, from the host if any do."""
 
 failed = dict[int, list[int]]()
 """The blocks of the loads that have failed, by the number of the load."""
@@ -180,6 +185,96 @@ def move(sources: Tensor, targets: Tensor, sizes: Tensor, **named: Any) -> None:
         ctypes.memmove(target, source, size)
 
 
+class LateFiles:
+    """Stands in for the threads of a tier of files: it does their work late, in any order."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.waiting, self.polls = list[tuple[Any, ...]](), 0
+        self.over = list[tuple[int, bool, float]]()
+
+    def enqueue_load(self, job: int, count: int, tasks: Iterable[Callable[[], None]]) -> None:
+        """Accept a job."""
+        self.waiting.append((job, *tasks))
+
+    enqueue_store = enqueue_load
+
+    def get_finished(self) -> list[tuple[int, bool, float]]:
+        """Do a job if it is time, and let threads of the engine take turns. Returns what is over.
+
+        Those look for files.
+        """
+        for thread in [*Turns.all]:
+            for _ in range(CHANCE.choice(STEPS)):
+                thread.turn()
+        self.polls -= 1
+        if self.waiting and self.polls <= 0:
+            self.work()
+        over, self.over = self.over, []
+        return over
+
+    def work(self) -> None:
+        """Do a job."""
+        job, *tasks = self.waiting.pop(CHANCE.randrange(len(self.waiting)))
+        right = True
+        for task in tasks:
+            try:
+                task()
+            except OSError:
+                right = False
+        self.over.append((job, right, 0.0))
+        self.polls = CHANCE.randint(1, LATEST)
+
+    def wait_idle(self) -> None:
+        """Do all jobs."""
+        while self.waiting:
+            self.work()
+
+    def shutdown(self, **_: object) -> None:
+        """Forget all jobs."""
+        self.waiting.clear()
+
+
+def spoiling(load: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that reads files, of which one may be lost or cut just before."""
+
+    def loaded(paths: Sequence[str], *given: Any) -> None:
+        file = Path(CHANCE.choice(paths))
+        if CHANCE.random() < FAILING and file.exists():
+            if CHANCE.random() < 1 / 2:
+                file.unlink()
+            else:
+                os.truncate(file, CHANCE.randrange(file.stat().st_size))
+        load(paths, *given)
+
+    return loaded
+
+
+def unnamed(region: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that opens shared memory, whose file goes once it was opened twice."""
+
+    def opened(*given: Any, **named: Any) -> Any:
+        found = region(*given, **named)
+        if not found._creator:
+            found._unlink()
+        return found
+
+    return opened
+
+
+def late_worker(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that creates a worker whose copies are late."""
+
+    def created(one: Any, caches: Any) -> Any:
+        for cache in caches.tensors:
+            cache.tensor = cache.tensor.as_subclass(OnDevice)
+        worker = create(one, caches)
+        for name in HANDLERS:
+            setattr(worker, name, LateHandler(getattr(worker, name), name))
+        return worker
+
+    return created
+
+
 def keep_on_host() -> None:
     """Let the engine keep KV on the host."""
     held: Any = torch
@@ -190,17 +285,16 @@ def keep_on_host() -> None:
     spec.current_platform = SimpleNamespace(
         is_cuda_alike=lambda: True, is_rocm=lambda: True, is_xpu=lambda: False
     )
-    create = spec.CPUOffloadingSpec.create_worker
-
-    def created(one: Any, caches: Any) -> Any:
-        for cache in caches.tensors:
-            cache.tensor = cache.tensor.as_subclass(OnDevice)
-        worker = create(one, caches)
-        for name in HANDLERS:
-            setattr(worker, name, LateHandler(getattr(worker, name), name))
-        return worker
-
-    spec.CPUOffloadingSpec.create_worker = created
+    tiering: Any = importlib.import_module(f"{TIERS}.spec")
+    for kind in (spec.CPUOffloadingSpec, tiering.TieringOffloadingSpec):
+        kind.create_worker = late_worker(kind.create_worker)
+    tiering.SharedOffloadRegion = unnamed(tiering.SharedOffloadRegion)
+    lookups: Any = importlib.import_module(f"{TIERS}.async_lookup")
+    lookups.threading = Altered(threading, Thread=Turns)
+    lookups.queue = Altered(queue, SimpleQueue=TurnQueue)
+    files: Any = importlib.import_module(f"{TIERS}.fs.manager")
+    files.DualQueueThreadPool = LateFiles
+    files.batch_load_block = spoiling(files.batch_load_block)
     names = "copy_backend", "cuda_mem_ops", "worker"
     backend, memory, worker = (importlib.import_module(f"{SIMPLE}.{name}") for name in names)
     copy_in_turns(backend, memory, worker)

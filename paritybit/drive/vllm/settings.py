@@ -141,13 +141,14 @@ class VllmServed(Common):
 
     With `ordered`, the older runner puts decoding requests first, as some backends of GPUs need it.
     With `offload`, KV is also kept on the host, with `simple` by the simple connector, and with
-    `several` by both. The pool there is `tight` if it often evicts. Some loads fail with `failing`,
-    and with `several` for odd seeds. See CONNECTORS. With `files`, prompts are kept in files, and
-    with `cached` in LMCache, for a model without windows. With `apart`, an engine in another
-    process computes the prompts, and some transfers also fail with `failing`. With an `interleave`,
-    SPLIT ranks share the context of each request, so many tokens at a time, by FlashAttention. KV
-    is `quantised` as KV_DTYPES says. With `images`, which Qwen2-VL alone has, some prompts have
-    images. With `split`, each rank computes a part of each prompt.
+    `several` by both. The pool there is `tight` if it often evicts, and files `below` it keep what
+    it had, some of which get lost. Some loads fail with `failing`, and with `several` for odd
+    seeds. See CONNECTORS. With `files`, prompts are kept in files, and with `cached` in LMCache,
+    for a model without windows. With `apart`, an engine in another process computes the prompts,
+    and some transfers also fail with `failing`. With an `interleave`, SPLIT ranks share the context
+    of each request, so many tokens at a time, by FlashAttention. KV is `quantised` as KV_DTYPES
+    says. With `images`, which Qwen2-VL alone has, some prompts have images. With `split`, each rank
+    computes a part of each prompt.
     """
 
     ACTIONS: ClassVar = ("flush", "weights", "sleep", "adapters", "pause", "retract", "preempt")
@@ -167,6 +168,7 @@ class VllmServed(Common):
     simple: bool = False
     several: bool = False
     tight: bool = False
+    below: bool = False
     failing: bool = False
     files: bool = False
     cached: bool = False
@@ -238,7 +240,7 @@ class VllmServed(Common):
         # A fork of the engine would share its files, or the other engine. Rounding may change much
         # of quantised KV.
         indexed = self.model == DEEPSEEK_V32.name
-        shares = self.files or self.cached or self.apart or self.quantised or indexed
+        shares = self.files or self.below or self.cached or self.apart or self.quantised or indexed
         alone = self.device == "cpu" and self.ranks == 1 and not shares
         return next(given) if alone else None
 
@@ -282,13 +284,14 @@ class VllmServed(Common):
         pool *= max(1, self.page_size // 32)  # Few large blocks would serve few requests.
         return -(-full // size) * pool // self.page_size + windows
 
-    @property
-    def connector(self) -> Mapping[str, object]:
-        """The engine's settings for KV on the host."""
+    def connector(self, folder: Path) -> Mapping[str, object]:
+        """Return the engine's settings for KV on the host, and in files of a folder."""
         size = (TIGHT if self.tight else HOST) * self.blocks * self.page_size
         policy = {"kv_load_failure_policy": "recompute" if self.seed % 3 else "fail"}
         if self.quantised is not None:
             size = int(size * KV_DTYPES[self.quantised][1])
+        files = {"type": "fs", "root_dir": str(folder / "blocks")}
+        tiers = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [files]}
         found = [
             {
                 "kv_connector": name,
@@ -297,6 +300,7 @@ class VllmServed(Common):
                 "kv_connector_extra_config": {
                     "cpu_bytes_to_use": size,
                     **{key: one for key, (bit, one) in more.items() if self.seed & bit},
+                    **(tiers if self.below else {}),
                 },
             }
             for name, more in CONNECTORS.items()
@@ -361,7 +365,7 @@ class VllmServed(Common):
         if self.quantised is not None:
             of_device["kv_cache_dtype"] = KV_DTYPES[self.quantised][0]
         if self.offload:
-            of_device["kv_transfer_config"] = self.connector
+            of_device["kv_transfer_config"] = self.connector(folder)
         if self.apart:
             of_device["kv_transfer_config"] = {
                 "kv_connector": "NixlConnector",
