@@ -257,12 +257,15 @@ def with_returns(
         yield wave
 
 
-def with_growth(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
-    """Before each wave, let requests outgrow the pool, so KV of some is kept elsewhere."""
+def with_growth(seed: int, given: Iterable[Wave], limits: Limits, large: int = 0) -> Iterator[Wave]:
+    """Before each wave, let requests outgrow the pool, so KV of some is kept elsewhere.
+
+    The last ones are `large`: see `_large`.
+    """
     draw = Draw(seed, limits)
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.growing {number}."
-        yield Wave(tuple(_growing(draw)))
+        yield Wave((*_growing(draw), *_large(draw, large)))
         yield wave
 
 
@@ -637,6 +640,18 @@ def _growing(draw: Draw) -> Iterator[Planned]:
         one = draw.alone(index, length, tokens, index // 4)
         same = (draw.part("one token", 1),) * length
         yield replace(one, prompt=same) if index % 8 == 7 else one
+
+
+def _large(draw: Draw, count: int) -> Iterator[Planned]:
+    """Make prompts that fill the pool beside the first part of the next one.
+
+    An engine then interrupts the next one, which still has several chunks to compute.
+    """
+    chance, limits = draw.chance, draw.limits
+    most = limits.longest - limits.chunk - limits.window
+    for index in range(count):
+        length = most - most % limits.chunk + chance.randint(1, limits.chunk // 2)
+        yield draw.alone(f"large.{index}", length, limits.longest - length, limits.rows)
 
 
 def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:

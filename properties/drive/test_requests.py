@@ -32,6 +32,7 @@ from paritybit.drive.script import MOST_SPACES, PRIORITIES, Part, Planned, Sampl
 from paritybit.drive.sglang import serving as sglang
 from paritybit.drive.sglang.settings import HOST_RATIOS, SglangServed
 from paritybit.drive.transformers import serving as transformers
+from paritybit.drive.transformers.settings import TransformersServed
 from paritybit.drive.vllm import serving as vllm
 from paritybit.drive.vllm.settings import VllmServed
 from paritybit.watch.journal import Journal
@@ -410,6 +411,18 @@ def test_answers_outgrow_the_pool_of_an_engine_for_decode(seed: int) -> None:
     same = [{*one.prompt} for one in next(iter(served.requests())).requests if len(one.prompt) > 1]
     assert len(same) == 2
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_prompts_fill_the_pool_beside_the_first_chunk_of_the_next(page_size: int) -> None:
+    """A request is then interrupted within its prompt, and has more than a chunk left."""
+    served = TransformersServed(offload=True, page_size=page_size)
+    limits = served.limits()
+    large = [one for one in next(iter(served.requests())).requests if "large" in one.name]
+    assert len(large) > 2
+    for one in large:
+        first = limits.chunk - one.length % limits.chunk
+        assert one.length + first + 2 * limits.page < limits.pool < one.length + one.tokens + first
 
 
 def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -> None:

@@ -14,6 +14,9 @@ from paritybit.drive.served import Common, Size, one_of
 ROWS, CHUNK, POOL = 8, 64, 512
 """The most running requests, and the most tokens of a forward pass and of the pool."""
 
+LARGE = 3
+"""The requests of a wave that need most of the pool each, if KV moves to the host."""
+
 Q_PADDING, KV_PADDING = 16, 128
 """Graphs are captured for multiples of these sizes."""
 
@@ -52,7 +55,7 @@ class TransformersServed(Common):
     @override
     def requests(self) -> Iterator[Wave]:
         given = super().requests()
-        return with_growth(self.seed, given, self.limits()) if self.offload else given
+        return with_growth(self.seed, given, self.limits(), LARGE) if self.offload else given
 
     @property
     @override
