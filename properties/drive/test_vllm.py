@@ -439,15 +439,17 @@ def test_rows_with_states_set_no_window_which_their_model_lacks() -> None:
     assert {row.settings.get("window") for row in rows if row.settings.get("model")} == {None}
 
 
-def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_it() -> None:
-    engine, names = Vllm(VllmServed(offload=True)), "abcdef"
+def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_or_holds_it() -> None:
+    engine, names = Vllm(VllmServed(offload=True)), "abcdefh"
     status = {name: SimpleNamespace(name="RUNNING") for name in names}
     status["a"] = SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")
     jobs = {name: SimpleNamespace(transfer_jobs=jobs) for name, jobs in (("b", {1}), ("c", set()))}
     stores = {name: SimpleNamespace(store_events=one) for name, one in (("d", {1}), ("e", set()))}
     parts = [
         SimpleNamespace(connector_scheduler=SimpleNamespace(_req_status=jobs)),
-        SimpleNamespace(scheduler_manager=SimpleNamespace(_reqs_to_store=stores)),
+        SimpleNamespace(
+            scheduler_manager=SimpleNamespace(_reqs_to_store=stores, _pending_cpu_hits={"h": ()})
+        ),
     ]
     engine._core = SimpleNamespace(
         scheduler=SimpleNamespace(
@@ -455,7 +457,7 @@ def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_it() 
             requests={name: SimpleNamespace(status=one) for name, one in status.items()},
         )
     )
-    assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d"]
+    assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d", "h"]
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -399,7 +399,7 @@ class Vllm(Engine):
 
     @override
     def moves(self, name: str) -> bool:
-        """Return whether a request waits for KV, or a copy of its KV has begun and not ended."""
+        """Return whether a request waits for KV, or KV of it is copied or held elsewhere."""
         scheduler = self._core.scheduler
         request = scheduler.requests.get(name)
         return request is not None and (
@@ -495,10 +495,11 @@ def likely(step: Mapping[int, Any], answer: Answer, *, best: bool) -> Likely:
 
 
 def copied(connector: Any, name: str) -> bool:
-    """Return whether a connector has begun a copy of a request's KV, and not seen its end."""
+    """Return whether a connector copies KV of a request, or holds it until the request has room."""
+    held = maybe(connector, "scheduler_manager._pending_cpu_hits") or ()
     jobs = (maybe(connector, "connector_scheduler._req_status") or {}).get(name)
     stores = (maybe(connector, "scheduler_manager._reqs_to_store") or {}).get(name)
-    return bool(maybe(jobs, "transfer_jobs") or maybe(stores, "store_events"))
+    return bool(name in held or maybe(jobs, "transfer_jobs") or maybe(stores, "store_events"))
 
 
 def acts_of(core: Any, at_rest: Callable[[], bool]) -> Acts:
