@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from paritybit.connectors.following import HOST
+from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sglang import host
 from paritybit.connectors.sglang.engine import SglangEngine
-from paritybit.connectors.sglang.host import QUEUES, UNDER_WAY, at_rest, slots_of
+from paritybit.connectors.sglang.host import NO_ROOM, QUEUES, UNDER_WAY, at_rest, slots_of
 from paritybit.watch.facts import At, Forward, Row
 from paritybit.watch.facts import Copy as CopyOf
+from paritybit.watch.weak import ByObject
 from properties.connectors.parts import Part, hooked, kept
 from properties.support.watching import Scene
 
@@ -78,11 +80,44 @@ def test_a_leak_on_the_host_is_found(
     if made is rust and locks:
         pytest.skip("the locks of a tree that is not in Python are not known")
     scene = Scene(tmp_path)
-    slots = slots_of(made(free, locks))
+    slots = slots_of(made(free, locks), ByObject())
     scene.watcher.idle({}, hosts={name: one for name, one in slots.items() if "kv" in name})
     found = [line["text"] for line in scene.lines("finding")]
     assert [text in line for text, line in zip(texts, found, strict=True)] == [True] * len(texts)
     scene.close()
+
+
+FILLERS = "back_up", "fetch", "fetch beside"
+
+
+@pytest.mark.parametrize("filled", ["", *FILLERS])
+@pytest.mark.parametrize("made", [python, rust])
+def test_slots_of_the_host_that_nothing_filled_are_not_in_the_prefix_cache(
+    made: Callable[[list[int], int], Part], filled: str, copies: "Copies"
+) -> None:
+    """A tree that is not in Python does not say which slots it holds."""
+    cache, engine, slots = made([7, 6, 5, 4], 0), copies.engine, torch.tensor([0, 1, 2, 3])
+    pool = maybe(cache, "host_pool_group").entry_map["kv"].host_pool
+    pool.slot_used = torch.arange(SIZE) < 4
+    hooked(engine.handed_out, lambda *_: slots, kept(pool))
+    given = slots if filled else slots[:3]
+    anchor = Part(anchor_entry=Part(host_pool=pool if filled == "fetch" else copies.host))
+    anchor.entry_map = {"swa": Part(host_pool=pool)}
+    beside = Part(name="swa", host_indices=given if filled == "fetch beside" else None)
+    operation = Part(id=7, host_indices=given, pool_transfers=[beside])
+    if filled.startswith("fetch"):
+        hooked(engine.fetch, lambda *_: None, Part(mem_pool_host=anchor), operation)
+    else:
+        hooked(engine.back_up, lambda *_: None, pool, copies.pool, given, given)
+    held = slots_of(cache, engine.unfilled)["host kv"].cached.tolist()
+    lost = made is rust and not filled
+    assert held == ([0, 1, 2] if lost or made is python else [0, 1, 2, 3])
+
+
+def test_allocations_without_room_on_the_host_are_counted(copies: "Copies") -> None:
+    for found in (None, torch.tensor([1, 2]), None):
+        hooked(copies.engine.handed_out, lambda *_, it=found: it, copies.host)
+    assert copies.scene.journal.counts[f"{NO_ROOM} full"] == 2
 
 
 TOKENS, SLOTS, PLACES = [5, 6, 7, 8], [3, 4, 5, 6], [4, 5, 6, 7]
@@ -121,7 +156,7 @@ class Copies:
         self.scene = Scene(folder)
         self.engine = SglangEngine("0", self.scene.journal, self.scene.settings)
         self.engine.watcher = self.scene.watcher
-        self.pool, self.host = kept(Part()), kept(Part(page_size=PAGE))
+        self.pool, self.host = kept(Part()), kept(Part(page_size=PAGE, size=SIZE))
         self.engine.names[self.pool] = "full"
         self.host.device_pool = self.pool
         self.engine.follow_hosts(Part(token_to_kv_pool_host=self.host))
@@ -308,7 +343,7 @@ def test_host_slots_are_not_judged_while_a_thread_holds_some(
 ) -> None:
     """No queue has what a thread holds, for example after its request was aborted."""
     engine, cache, found = copies.engine, Part(cache_controller=copies.controller), list[Any]()
-    monkeypatch.setattr(host, "slots_of", lambda _: {"host kv": "slots"})
+    monkeypatch.setattr(host, "slots_of", lambda *_: {"host kv": "slots"})
     operation = Part(id=7, host_indices=torch.tensor(PLACES))
 
     def fetch(*_: Any) -> None:

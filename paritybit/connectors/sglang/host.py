@@ -19,6 +19,9 @@ from paritybit.watch.weak import ByObject
 HOST_KINDS = ("MHATokenToKVPoolHost", "AsymmetricMHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 """The classes of host pools whose copies are followed."""
 
+NO_ROOM = "allocations that found no room on the host:"
+"""The prefix of counts of allocations for which a host pool had too few slots, by group."""
+
 POOLS = ("kv", "swa", "mamba")
 """The names of host pools, by the number of a node's component."""
 
@@ -77,6 +80,8 @@ class Hosts(Following):
         """The copies to a pool that the layers of a forward wait for, each for its own part."""
         self.reached = -1
         """The last layer for whose part the forward has waited."""
+        self.unfilled: ByObject[Tensor] = ByObject()
+        """Which slots of each host pool were not filled since they were handed out, bool [n]."""
 
     def host_pool(self, host: Any) -> None:
         """Follow the copies to a host pool and back, or report that they are not followed."""
@@ -89,7 +94,7 @@ class Hosts(Following):
         self.hook(kind, "load_to_device_per_layer", self.load_back)
         self.hook(kind, "get_data_page", self.page_read)
         self.hook(kind, "set_from_flat_data_page", self.page_filled)
-        self.hook(kind, "alloc", lambda result, host: self.happened("handed out", host, result))
+        self.hook(kind, "alloc", self.handed_out)
         self.hook(kind, "free", lambda host, indices: self.happened("freed", host, indices))
 
     def follow_hosts(self, cache: Any) -> None:
@@ -127,6 +132,7 @@ class Hosts(Following):
         device_indices: Tensor,
     ) -> None:
         """Report slots that the engine copies to the host, before the copy."""
+        self.fills(host, host_indices)
         name = self.names.get(device_pool)
         if self.watcher is not None and name is not None:
             self.begin(name, At(device_indices), At(host_indices, HOST))
@@ -217,6 +223,24 @@ class Hosts(Following):
 
     # Slots on the host, and files.
 
+    def handed_out(self, result: Any, host: Any) -> None:
+        """Report slots that a host pool hands out, or count that it has too few."""
+        if isinstance(result, Tensor):
+            if self.unfilled.get(host) is None:
+                self.unfilled[host] = torch.zeros(size_of(host), dtype=torch.bool)
+            self.fills(host, result, unfilled=True)
+        elif self.watcher is not None and (group := self.names.get(host)) is not None:
+            self.journal.count(**{f"{NO_ROOM} {group}": 1})
+        self.happened("handed out", host, result)
+
+    def fills(self, host: Any, slots: Tensor | None, *, unfilled: bool = False) -> None:
+        """Note that slots of a host pool are filled, or were handed out `unfilled`.
+
+        All count as filled if the numbers are on a GPU, for which this does not wait.
+        """
+        if slots is not None and (noted := self.unfilled.get(host)) is not None:
+            noted[slice(None) if slots.is_cuda else slots] = unfilled
+
     def happened(self, what: str, host: Any, slots: Any) -> None:
         """Report what happened to slots of a host pool."""
         group = self.names.get(host)
@@ -236,12 +260,15 @@ class Hosts(Following):
 
     def group_on_host(self, controller: Any) -> str | None:
         """Return the group whose pool on the host a storage copies to files, if it is followed."""
-        host = controller.mem_pool_host
-        return self.names.get(maybe(host, "anchor_entry.host_pool") or host)
+        return self.names.get(storing(controller))
 
     def fetch(self, original: Call, controller: Any, operation: Any) -> None:
         """Report slots of the host that a thread of a storage fills from files."""
         name = f"fetch {operation.id}"
+        self.fills(storing(controller), operation.host_indices)
+        for one in maybe(operation, "pool_transfers") or ():
+            entry = controller.mem_pool_host.entry_map.get(one.name)
+            self.fills(maybe(entry, "host_pool"), one.host_indices)
         if self.watcher is None or name in self.fetches or operation.host_indices is None:
             return
         self.begin_fetch(name, controller, operation.host_indices)
@@ -342,7 +369,8 @@ class Hosts(Following):
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
         self.polled(None, cache)
         with self.needing("{} are not watched"):
-            return slots_of(cache) if at_rest(cache) and not self.fetches else {}
+            rests = at_rest(cache) and not self.fetches
+            return slots_of(cache, self.unfilled) if rests else {}
         return {}
 
 
@@ -354,6 +382,17 @@ def entries(cache: Any) -> Mapping[str, Any]:
     if not named and hasattr(group, "device_pool"):  # The only one, as before 0.5.17.
         return {"kv": SimpleNamespace(host_pool=group, device_pool=group.device_pool)}
     return named
+
+
+def storing(controller: Any) -> Any:
+    """Return the host pool that a storage copies to files and back."""
+    host = controller.mem_pool_host
+    return maybe(host, "anchor_entry.host_pool") or host
+
+
+def size_of(pool: Any) -> int:
+    """Return the number of slots of a host pool, for all ranks that share contexts."""
+    return int(getattr(pool, "logical_size", pool.size))
 
 
 def acks(controller: Any) -> list[Any]:
@@ -370,10 +409,11 @@ def at_rest(cache: Any) -> bool:
     return not waiting and not any(maybe(cache, name) for name in UNDER_WAY)
 
 
-def slots_of(cache: Any) -> dict[str, HostSlots]:
+def slots_of(cache: Any, unfilled: ByObject[Tensor]) -> dict[str, HostSlots]:
     """Return the slots of each host pool of a prefix cache, by name. Raises NotRecognisedError.
 
-    Caches of releases before 0.5.17, with a single host pool, have none.
+    A tree that is not in Python holds no slots that are `unfilled`. Caches of releases before
+    0.5.17, with a single host pool, have none.
     """
     group = maybe(cache, "host_pool_group") or maybe(cache, "token_to_kv_pool_host")
     grouped = entries(cache) if maybe(group, "entry_map") else {}
@@ -392,10 +432,12 @@ def slots_of(cache: Any) -> dict[str, HostSlots]:
                     held[name].append(part.host_value.flatten().cpu())
                     locked[name] += len(part.host_value) * (int(part.host_lock_ref) > 0)
     except NotImplementedError:
-        held = {name: [pool.slot_used.cpu().nonzero().flatten()] for name, pool in pools.items()}
+        for name, pool in pools.items():
+            used, empty = pool.slot_used.cpu(), unfilled.get(pool)
+            held[name] = [(used if empty is None else used & ~empty).nonzero().flatten()]
     return {
         f"host {name}": HostSlots(
-            int(getattr(pool, "logical_size", pool.size)),
+            size_of(pool),
             torch.cat([pool.free_slots, *getattr(pool, "release_slots", ())]).cpu(),
             torch.cat(held[name]),
             locked[name],
