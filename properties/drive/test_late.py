@@ -12,7 +12,9 @@ import torch
 
 from paritybit.drive.sglang.host import transfer_kv_direct, transfer_kv_per_layer_pf_lf
 from paritybit.drive.sglang.late import (
+    BEGUN,
     DEFAULT,
+    PAUSED,
     Clock,
     InStream,
     LateEvent,
@@ -134,17 +136,19 @@ def test_the_same_seed_gives_threads_the_same_turns() -> None:
         assert [item for mine, item in order if mine == 0] == [*range(8)]
 
 
-def test_a_thread_waits_for_its_turn_before_some_pages() -> None:
+@pytest.mark.parametrize(("part", "least", "most"), [(PAUSED, 4, 16), (BEGUN, 50, 80)])
+def test_a_thread_waits_for_its_turn_before_some_copies(part: float, least: int, most: int) -> None:
     Clock.seed(1)
     done, turns = list[int](), 0
-    thread = Turns(target=lambda: [paused(done.append)(page) for page in range(128)], daemon=True)
+    copy = paused(done.append, part)
+    thread = Turns(target=lambda: [copy(page) for page in range(128)], daemon=True)
     thread.start()
     while thread.is_alive():
         thread.turn()
         turns += 1
     assert done == [*range(128)]
-    assert 4 < turns < 16
-    paused(done.append)(128)  # Not a thread of turns.
+    assert least < turns < most
+    copy(128)  # Not a thread of turns.
     assert done[-1] == 128
 
 

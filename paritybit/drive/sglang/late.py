@@ -23,8 +23,9 @@ INDICES = ("src_indices", "dst_indices")
 STEPS = (0, 0, 1, 2, 8)
 """How many copies of a stream, or turns of a thread, a poll may make."""
 
-PAUSED = 1 / 16
-"""The part of the pages before which a thread that fetches them ends its turn."""
+PAUSED, BEGUN = 1 / 16, 1 / 2
+"""The part of the pages before which a thread that fetches them ends its turn, and of the writes to
+files before which it does."""
 
 TICK = 0.0625
 """How many seconds a poll takes for the engine's own time limits."""
@@ -158,13 +159,13 @@ def late(copy: Callable[..., None]) -> Callable[..., None]:
     return later
 
 
-def paused(copy: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function before some calls of which a thread of turns waits for its next turn."""
+def paused(copy: Callable[..., Any], part: float = PAUSED) -> Callable[..., Any]:
+    """Return a function before a part of whose calls a thread of turns waits for its next turn."""
 
     @functools.wraps(copy)
     def called(*arguments: Any, **named: Any) -> Any:
         turns = getattr(Turns.held, "turns", None)
-        if turns is not None and Clock.chance.random() < PAUSED:
+        if turns is not None and Clock.chance.random() < part:
             turns.pause()
         return copy(*arguments, **named)
 

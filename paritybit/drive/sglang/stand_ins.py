@@ -676,3 +676,6 @@ def _stand_in_for_threads() -> None:
             held.time = turns.Altered(
                 time, monotonic=late.Clock.monotonic, perf_counter=late.Clock.monotonic
             )
+    kind: Any = getattr(found(f"sglang.srt.{STORING[0]}"), "HiCacheController", None)
+    if hasattr(kind, "_page_backup_or_log"):  # Others may see a note of its end first.
+        kind._page_backup_or_log = late.paused(kind._page_backup_or_log, late.BEGUN)
