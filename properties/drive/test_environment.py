@@ -18,7 +18,9 @@ from paritybit.drive.sglang import adapter as of_sglang
 from paritybit.drive.sglang.settings import (
     BACKUP,
     GRAPHS,
+    HOST_RATIOS,
     SLIDING_DRAFTS,
+    SMALL_HOSTS,
     SglangServed,
 )
 from paritybit.engines import fetch
@@ -113,6 +115,24 @@ def test_only_the_engine_for_prefill_caches_what_both_keep_in_files(
     assert ("--disaggregation-decode-enable-offload-kvcache" in words) == decodes
     assert ("--enable-hierarchical-cache" in words) != decodes
     assert words[words.index("--hicache-storage-backend") + 1] == "file"
+
+
+@pytest.mark.parametrize("files", [(SMALL_HOSTS,), ()])
+def test_the_host_has_fewer_slots_than_the_pool_where_an_engine_can_do_without_it(
+    tmp_path: Path, files: tuple[tuple[str, str], ...]
+) -> None:
+    """Older releases need more, and so does KV that is written to the host when it is evicted."""
+    package, found = package_of(tmp_path, *files), dict[str, set[float]]()
+    for served in (SglangServed(host_cache=True, seed=seed) for seed in range(12)):
+        words = served.words(NEW, tmp_path, package)
+        policy, ratio = (
+            words[words.index(f"--hicache-{name}") + 1] for name in ("write-policy", "ratio")
+        )
+        found.setdefault(policy, set()).add(float(ratio))
+    large = {max(HOST_RATIOS)}
+    assert found.pop("write_back") == large
+    assert len(found) == 2
+    assert all(ratios == ({*HOST_RATIOS} if files else large) for ratios in found.values())
 
 
 @pytest.mark.parametrize("seed", [4, 5])

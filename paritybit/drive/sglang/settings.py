@@ -74,8 +74,11 @@ HOST_LAYOUTS = (
 HOST_POLICIES = ("write_through", "write_back", "write_through_selective")
 """When KV is written to the host: at once, when it is evicted, or when it is used again."""
 
-HOST_RATIOS = (2, 1.3)
-"""The slots on the host per slot of the pool. Older releases require more than one."""
+HOST_RATIOS = (0.6, 1.3, 0.9)
+"""The slots on the host per slot of the pool. With few, copies to the host find no room."""
+
+SMALL_HOSTS = "mem_cache/pool_host/base.py", "is smaller than the device pool"
+"""A file of the engine, and a text in it if the host may have fewer slots than the pool."""
 
 PREFETCHES = ("wait_complete", "timeout", "wait_complete", "best_effort")
 """When a request stops waiting for KV of the storage. With the last, it hardly ever gets any."""
@@ -122,12 +125,11 @@ class SglangServed(Common):
     `windows` is the number of slots of the window pool. With None, it is a fraction of `pool`. With
     `mixed`, a batch has prefills and decoding requests. With `python_tree`, the prefix cache is the
     unified one in Python. With `storage`, KV on the host is also kept in files. With
-    `written_back`, it is written there when it is evicted, and the host has little more room than
-    the pool. With `apart`, an engine in another process computes the prompts. With `quantised`, KV
-    has floats of eight bits. With `shared`, all ranks share the context of each request. With
-    `split`, each rank computes a part of each prompt. With `sessions`, some conversations are
-    sessions, of which `crowded` ones have turns that the engine refuses. With `images`, which
-    Qwen2-VL alone has, some prompts have images.
+    `written_back`, it is written there when it is evicted. With `apart`, an engine in another
+    process computes the prompts. With `quantised`, KV has floats of eight bits. With `shared`, all
+    ranks share the context of each request. With `split`, each rank computes a part of each prompt.
+    With `sessions`, some conversations are sessions, of which `crowded` ones have turns that the
+    engine refuses. With `images`, which Qwen2-VL alone has, some prompts have images.
     """
 
     ACTIONS: ClassVar = tuple(one for one in ACTIONS if one != "sleep")
@@ -283,7 +285,7 @@ class SglangServed(Common):
             **self._graphs(known),
             **self._speculation(folder, package),
             **self._lora(),
-            **self._host_cache(role),
+            **self._host_cache(package, role),
             **self._ranks(),
             **(APART if self.apart else {}),
             **self._backup(known, role),
@@ -335,7 +337,7 @@ class SglangServed(Common):
             else None,
         }
 
-    def _host_cache(self, role: str) -> Options:
+    def _host_cache(self, package: Path, role: str) -> Options:
         """Return the options for a prefix cache that also keeps KV on the host, and in files.
 
         An engine for decode keeps no such cache, and writes to files what it computes.
@@ -344,13 +346,17 @@ class SglangServed(Common):
         how long a request waits for files and, on a CPU, in how KV lies on the host.
         """
         layout, backend = HOST_LAYOUTS[self.seed % 4 if self.device == "cpu" else 0]
+        policy = HOST_POLICIES[1 if self.written_back else self.seed % 3]
+        # What is evicted needs room on the host if it is written back only then.
+        small = policy != HOST_POLICIES[1] and says(package, *SMALL_HOSTS)
+        ratios = HOST_RATIOS if small else (max(HOST_RATIOS),)
         options: Options = {
             "enable-hierarchical-cache": role != "decode",
             "disaggregation-decode-enable-offload-kvcache": role == "decode",
-            "hicache-ratio": HOST_RATIOS[self.written_back or self.seed // 2 % 2],
+            "hicache-ratio": ratios[self.seed // 4 % len(ratios)],
             "hicache-mem-layout": layout,
             "hicache-io-backend": backend,
-            "hicache-write-policy": HOST_POLICIES[1 if self.written_back else self.seed % 3],
+            "hicache-write-policy": policy,
         }
         more = {"prefetch_threshold": max(self.page_size, LEAST_PREFETCHED)}
         if self.seed // 4 % 2:
