@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -263,7 +264,7 @@ def test_a_job_that_the_engine_waits_for_is_done_with_all_before_it() -> None:
 
 
 @pytest.mark.parametrize(("share", "groups"), [(0.0, 1), (1.0, 1), (1.0, 2)])
-def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
+def test_a_load_fails_or_some_of_its_blocks_and_the_engine_hears_of_it(
     monkeypatch: pytest.MonkeyPatch, share: float, groups: int
 ) -> None:
     class Connector:
@@ -280,6 +281,7 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
 
         def transfer_async(self, number: int, *_: object) -> None:
             self.copied.append(number)
+            copied.add(number)
 
         def get_finished(self) -> list[Any]:
             done, self.copied = self.copied, []
@@ -298,9 +300,10 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
     monkeypatch.setattr(host.LateHandler, "failing", False)
     late = host.LateHandler(Handler(), host.HANDLERS[1])
     host.fail_loads()
-    found, failed, blocks = set[str](), set[str](), set[int]()
+    found, failed, blocks, copied = set[str](), set[str](), set[int](), set[int]()
+    monkeypatch.setattr(host, "CHANCE", Random(1))
     for number in (3, 4):
-        device = SimpleNamespace(group_sizes=[2] + [0] * (groups - 1), block_ids=[number, 9])
+        device = SimpleNamespace(group_sizes=[3] + [0] * (groups - 1), block_ids=[number, 8, 9])
         late.transfer_async(number, None, device)
     for _ in range(3 * host.LATEST):
         results: Any = Connector().get_transfer_results()
@@ -310,7 +313,8 @@ def test_a_load_fails_without_a_copy_and_the_engine_hears_of_it(
     assert found == {"a", "b"}
     by_block = share > 0 and groups == 1
     assert failed == (set() if not share else {"b"} if by_block else {"a", "b"})
-    assert blocks == ({3, 9} if by_block else set())
+    assert (0 < len(blocks) < 3 and blocks < {3, 8, 9}) if by_block else not blocks
+    assert copied == ({3, 4} if not share else {3} if by_block else set())
     assert not host.failed
 
 
@@ -352,6 +356,11 @@ def test_a_file_is_lost_or_cut_just_before_it_is_read(
         host.spoiling(sizes)([*map(str, paths)])
     lost, cut = {(-1, 5), (5, -1)}, {min(one) for one in found} & {*range(5)}
     assert (lost <= found, bool(cut), (5, 5) in found) == (share > 0, share > 0, share == 0)
+
+
+def test_loads_fail_by_block_in_an_engine_with_one_kv_group() -> None:
+    kinds = [{*VllmServed(offload=True, failing=True, seed=seed).shape.kinds} for seed in (0, 1)]
+    assert [len(one) for one in kinds] == [2, 1]
 
 
 @pytest.mark.parametrize(

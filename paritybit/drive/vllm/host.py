@@ -89,23 +89,27 @@ class LateHandler:
     def copy(self) -> None:
         """Make the next copy."""
         job = self.waiting.pop(0)
+        number, copies = job[0], True
         if self.failing and self.fails and CHANCE.random() < FAILING:
-            results: Any = importlib.import_module("vllm.v1.kv_offload.base")
-            device, number = job[2], job[0]
+            device = job[2]
             # The engine maps blocks to requests if it has one KV group.
-            by_block = len(device.group_sizes) == 1 and number % 2
-            failed[number] = list(device.block_ids) if by_block else []
-            self.handler._transfer_events.pop(job[0])
-            self.over.append(results.TransferResult(job[0], success=True))
-        else:
+            copies = len(device.group_sizes) == 1 and number % 2 == 1
+            some = CHANCE.randint(1, len(device.block_ids)) if copies else 0
+            failed[number] = CHANCE.sample([*device.block_ids], some)
+        if copies:
             self.handler.transfer_async(*job)
+        else:
+            results: Any = importlib.import_module("vllm.v1.kv_offload.base")
+            self.handler._transfer_events.pop(number)
+            self.over.append(results.TransferResult(number, success=True))
         self.polls = CHANCE.randint(1, LATEST)
 
 
 def fail_loads() -> None:
     """Let some loads fail. The engine's connector reports them as other connectors do.
 
-    That is by request, and where the engine can tell whose blocks they are, often by block.
+    That is by request, and where the engine can tell whose blocks they are, often by block: then
+    the load brings the others.
     """
     LateHandler.failing = True
     module: Any = importlib.import_module(OFFLOADING)

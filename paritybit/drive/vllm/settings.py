@@ -89,17 +89,17 @@ HOST, TIGHT = 2048, 1024
 """Bytes of the host per token of the pool, also of a `tight` one. A token has HOST bytes in each
 layer of a group."""
 
+WAITED = "sync_load_budget_bytes"
+"""The setting with which a forward waits for loads of up to four blocks. None of these fails."""
+
 CONNECTORS: Mapping[str, Mapping[str, tuple[int, object]]] = {
     "OffloadingConnector": {
         "offload_prompt_only": (1, False),
-        "sync_load_budget_bytes": (2, 2**18),
+        WAITED: (2, 2**18),
     },
     "SimpleCPUOffloadConnector": {"lazy_offload": (4, True)},
 }
-"""The connectors for KV on the host, and the settings that each has if a bit of the seed is set.
-
-With the second one, a forward waits for loads of up to four blocks.
-"""
+"""The connectors for KV on the host, and the settings that each has if a bit of the seed is set."""
 
 CHUNKS = 24
 """The number of chunks that LMCache keeps in memory."""
@@ -144,7 +144,8 @@ class VllmServed(Common):
     `several` by both. The pool there is `tight` if it often evicts, and files `below` it keep what
     it had, some of which get lost. Some loads fail with `failing`, and with `several` for odd
     seeds. See CONNECTORS. With `files`, prompts are kept in files, and with `cached` in LMCache,
-    for a model without windows. With `apart`, an engine in another process computes the prompts,
+    for a model without windows. So is that of odd seeds with `failing`, where loads also fail by
+    block. With `apart`, an engine in another process computes the prompts,
     and some transfers also fail with `failing`. With an `interleave`, SPLIT ranks share the context
     of each request, so many tokens at a time, by FlashAttention. KV is `quantised` as KV_DTYPES
     says. With `images`, which Qwen2-VL alone has, some prompts have images. With `split`, each rank
@@ -223,6 +224,11 @@ class VllmServed(Common):
         return self.failing or (self.several and self.seed % 2 == 1)
 
     @property
+    def policy(self) -> str:
+        """What the engine does with a request whose load fails."""
+        return "fail" if self.seed % 4 == 2 else "recompute"
+
+    @property
     def forced(self) -> bool:
         """Whether the engine accepts drafts whatever their requests ask."""
         return self.speculative == "eagle" and self.seed % 3 != 0
@@ -258,7 +264,8 @@ class VllmServed(Common):
             own |= LFM2_EXPERTS if states else {"num_experts": EXPERTS, "top_k_experts": 2}
         if self.interleave:  # Ranks share the context of a head that each of them has.
             own |= {"num_key_value_heads": 1, "num_global_key_value_heads": 1}
-        if (self.full or self.cached) and windows:
+        by_block = self.failing and self.offload and self.seed % 2 == 1
+        if (self.full or self.cached or by_block) and windows:
             own["layer_types"] = ["full_attention"] * len(model.kinds)
         return replace(model, config={**model.config, **own})
 
@@ -287,7 +294,7 @@ class VllmServed(Common):
     def connector(self, folder: Path) -> Mapping[str, object]:
         """Return the engine's settings for KV on the host, and in files of a folder."""
         size = (TIGHT if self.tight else HOST) * self.blocks * self.page_size
-        policy = {"kv_load_failure_policy": "recompute" if self.seed % 3 else "fail"}
+        policy = {"kv_load_failure_policy": self.policy}
         if self.quantised is not None:
             size = int(size * KV_DTYPES[self.quantised][1])
         files = {"type": "fs", "root_dir": str(folder / "blocks")}
@@ -299,7 +306,11 @@ class VllmServed(Common):
                 **policy,
                 "kv_connector_extra_config": {
                     "cpu_bytes_to_use": size,
-                    **{key: one for key, (bit, one) in more.items() if self.seed & bit},
+                    **{
+                        key: one
+                        for key, (bit, one) in more.items()
+                        if self.seed & bit and not (self.failing and key == WAITED)
+                    },
                     **(tiers if self.below else {}),
                 },
             }
@@ -370,7 +381,7 @@ class VllmServed(Common):
             of_device["kv_transfer_config"] = {
                 "kv_connector": "NixlConnector",
                 "kv_buffer_device": "cpu",
-                "kv_load_failure_policy": "recompute" if self.seed % 3 else "fail",
+                "kv_load_failure_policy": self.policy,
             }
         if self.cached:
             of_device |= {
