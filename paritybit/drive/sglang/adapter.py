@@ -139,7 +139,7 @@ TABLE = Table(
         (UNTRIED,),
         # 0.5.23 lets a later turn change one that runs: see `docs/findings.md`.
         (("crowded sessions",),),
-        # 0.5.23 fails with a retracted turn and files, and takes KV of a last token for computed:
+        # 0.5.23 fails with a retracted turn and files, and reads KV of a token that is not there:
         # see `docs/findings.md`. It refuses to empty the cache for new weights while a turn waits.
         (("sessions",), ("KV in files", "actions")),
         (("sessions",), ("mixed batches",), DRAFTS[:2]),
