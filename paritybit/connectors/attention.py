@@ -6,17 +6,20 @@ they were stored. One layer of each forward is judged, for some tokens of each r
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paritybit.connectors.following import offsets
-from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import ROUNDING
 from paritybit.watch.facts import Row, RowValues
+
+ON_A_GPU = "attention on a GPU, whose kernels may round queries and weights to a few bits"
+"""What is not judged."""
 
 LOWEST = -1e30
 """A score that takes no weight from those of keys that are seen."""
@@ -44,6 +47,12 @@ COARSE = 0.05
 
 Held = Callable[[Tensor], Sequence[tuple[Tensor, Any]]]
 """Returns what slots hold, [n, G, width], with the scale of it: keys, and values if they differ."""
+
+
+def on_a_gpu(model: Any) -> bool:
+    """Return whether the parameters of a model are on a GPU."""
+    parameters: Iterable[Tensor] = getattr(model, "parameters", tuple)()
+    return any(one.device.type != "cpu" for one in islice(parameters, 1))
 
 
 def attend(
@@ -113,13 +122,7 @@ class Attending:
     source: str | None = None
 
     def noted(self) -> "Attending":
-        """Return the call for the first rows, with copies of what the layer may change.
-
-        Raises NotRecognisedError for a GPU, whose kernels may round queries and weights to a few
-        bits.
-        """
-        if self.queries.device.type != "cpu":
-            raise NotRecognisedError("attention on a GPU")
+        """Return the call for the first rows, with copies of what the layer may change."""
         rows, left = list[Row](), KEYS
         for row in self.rows:
             left -= row.cached + row.computed

@@ -51,6 +51,8 @@ MOST_MADE = 4096
 DREW, DRAWN = "state of the random stream", "random numbers drawn"
 """Where a request with a seed goes on to draw, and how many numbers it draws for a token."""
 
+OTHERS_DREW = "a request with as many drafts drew the other number before"
+
 MOST_DRAWN = 2**15
 """The most numbers that a generator on a CPU is seen to draw at once."""
 
@@ -418,7 +420,8 @@ class Streams:
                 held.append(count)
                 right.append(self.usual.setdefault(drafts[name], count))
         if names:
-            yield RowValues(DRAWN, names, torch.tensor(held), torch.tensor(right))
+            counts = torch.tensor(held), torch.tensor(right)
+            yield RowValues(DRAWN, names, *counts, explain=lambda row: OTHERS_DREW)
 
 
 def begun(one: torch.Generator) -> Tensor:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritybit.connectors.attention import RETURNED, STORED, Attending, Layers, attend
-from paritybit.connectors.hooking import NotRecognisedError
+from paritybit.connectors.attention import ON_A_GPU, RETURNED, STORED, Attending, Layers, attend
 from paritybit.connectors.sglang.attending import expanded, held_by, stored_of
+from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.pools import SglangPool
+from paritybit.connectors.vllm.attention import Attended as VllmAttended
 from paritybit.connectors.vllm.attention import by_head
 from paritybit.watch.checks.wrong_row import judge
 from paritybit.watch.facts import Group, Row
@@ -149,13 +150,18 @@ def test_only_the_oldest_key_of_a_window_may_be_left_out(beyond: int, found: set
     assert {*engine.serve()} == found
 
 
-def test_attention_on_a_gpu_is_not_judged() -> None:
-    queries = torch.empty(1, HEADS, WIDTH, device="meta")  # It stands in for a GPU.
-    call = Attending(
-        name="layer 0", rows=ROWS, group="kv", queries=queries, given=(), held=lambda slots: ()
+@pytest.mark.parametrize("follow", [VllmAttended.follow_attention, SglangEngine.hook_lists])
+def test_attention_on_a_gpu_is_not_followed(follow: Callable[[Any, Any], None]) -> None:
+    hooked, scope = list[str](), dict[str, str]()
+    engine = SimpleNamespace(
+        hook=lambda kind, name, method: hooked.append(name),
+        journal=SimpleNamespace(scope=scope.update),
+        metadata=None,
     )
-    with pytest.raises(NotRecognisedError, match="GPU"):
-        call.noted()
+    model = torch.nn.Linear(1, 1, device="meta")  # It stands in for a GPU.
+    follow(engine, SimpleNamespace(model=model, get_model=lambda: model, attn_backend=object()))
+    assert hooked in ([], ["init_forward_metadata"])
+    assert scope == {"attention_not_watched": ON_A_GPU}
 
 
 def test_each_layer_has_its_turn() -> None:

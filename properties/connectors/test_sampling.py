@@ -259,7 +259,8 @@ def test_a_request_that_draws_more_numbers_than_usual_is_found() -> None:
     (text,) = sampled(streams, given, "b")
     numbers = 2 * DRAWS  # Each value takes two.
     assert text == (
-        f"sampler: random numbers drawn of request b (row 1) is {2 * numbers}, not {numbers}"
+        f"sampler: random numbers drawn of request b (row 1) is {2 * numbers}, not {numbers}; "
+        "a request with as many drafts drew the other number before"
     )
 
 

@@ -54,7 +54,9 @@ class Attended(Models):
             with self.recognising("attention"):
                 unknown = {key for key, one in others.items() if one is not None} - {"sinks"}
                 rules = {key: getattr(layer, key, one) for key, one in PLAIN.items()}
-                if unknown or rules != PLAIN or type(backend).__name__ != TRITON:
+                causal = maybe(layer, "attn_type.value") in (None, "decoder")
+                plain = causal and rules == PLAIN and type(backend).__name__ == TRITON
+                if unknown or not plain:
                     raise NotRecognisedError("attention with other rules, or of another backend")
                 group, window, stored = stored_of(now.model.pool, layer)
                 held, count = held_by(stored, layer), len(stored)

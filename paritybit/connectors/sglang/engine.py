@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritybit.connectors.attention import ON_A_GPU, on_a_gpu
 from paritybit.connectors.following import attributes, expected, implied_by, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.connectors.sampling import (
@@ -492,6 +493,9 @@ class SglangEngine(Attended):
         """Wrap the method that builds index lists, once per class of attention backend."""
         backend = attention.attending(runner.attn_backend)
         self.hook(type(backend), "init_forward_metadata", self.metadata)
+        if on_a_gpu(runner.model):
+            self.journal.scope(attention_not_watched=ON_A_GPU)
+            return
         for name in ("forward_decode", "forward_extend"):
             self.hook(type(backend), name, self.attends)
 

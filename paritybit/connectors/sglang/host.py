@@ -239,7 +239,7 @@ class Hosts(Following):
         All count as filled if the numbers are on a GPU, for which this does not wait.
         """
         if slots is not None and (noted := self.unfilled.get(host)) is not None:
-            noted[slice(None) if slots.is_cuda else slots] = unfilled
+            noted[slice(None) if slots.is_cuda else slots] = unfilled and not slots.is_cuda
 
     def happened(self, what: str, host: Any, slots: Any) -> None:
         """Report what happened to slots of a host pool."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.attention import Attending, Layers
+from paritybit.connectors.attention import ON_A_GPU, Attending, Layers, on_a_gpu
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe, place_of
 from paritybit.connectors.vllm.drafting import draft_layers
 from paritybit.connectors.vllm.sampling import JudgedRows
@@ -36,7 +36,10 @@ class Attended(JudgedRows):
         """The names of the layers of the target."""
 
     def follow_attention(self, runner: Any) -> None:
-        """Follow the attention layers of the target."""
+        """Follow the attention layers of the target, if they are on a CPU."""
+        if on_a_gpu(runner.get_model()):
+            self.journal.scope(attention_not_watched=ON_A_GPU)
+            return
         layers = runner.vllm_config.compilation_config.static_forward_context
         self.followed = {*layers} - {*draft_layers(runner)}
         for layer in layers.values():

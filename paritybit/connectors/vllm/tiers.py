@@ -17,6 +17,8 @@ from paritybit.watch.facts import At, Copy
 SOMEWHERE = At(torch.empty(0, dtype=torch.int64), FILES)
 """The files of a copy. Another may have the same ones, which the engine does not write again."""
 
+BELOW = "files below the host"
+
 
 class Tiers(Moving):
     """The part of an engine that follows files below the host."""
@@ -55,11 +57,12 @@ class Tiers(Moving):
         try:
             original()
         finally:
-            new = [at for at, one in enumerate(paths) if not before[at] and Path(one).exists()]
-            blocks = [offsets[at] // block_size for at in new]
-            for group, host, files in self.parts_below([paths[at] for at in new], blocks):
-                assert self.watcher is not None
-                self.watcher.moved(group, At(host, HOST), At(files, FILES))
+            with self.recognising(BELOW):
+                new = [at for at, one in enumerate(paths) if not before[at] and Path(one).exists()]
+                blocks = [offsets[at] // block_size for at in new]
+                for group, host, files in self.parts_below([paths[at] for at in new], blocks):
+                    assert self.watcher is not None
+                    self.watcher.moved(group, At(host, HOST), At(files, FILES))
 
     def reads_below(
         self, original: Call, paths: Sequence[str], view: Any, offsets: Any, block_size: int
@@ -73,19 +76,20 @@ class Tiers(Moving):
             known = maybe(error, "num_succeeded") or 0
             raise
         finally:
-            lacking = (
-                at
-                for at, there in enumerate(before)
-                if at >= known or not (there or whole(paths[at], block_size))
-            )
-            end = next(lacking, len(paths))
-            blocks = [offset // block_size for offset in offsets]
-            for group, host, files in self.parts_below(paths[:end], blocks[:end]):
-                assert self.watcher is not None
-                self.watcher.moved(group, At(files, FILES), At(host, HOST))
-            for group, host, _ in self.parts_below(paths[end:], blocks[end:]):
-                assert self.watcher is not None
-                self.watcher.failed(group, At(host, HOST))
+            with self.recognising(BELOW):
+                lacking = (
+                    at
+                    for at, there in enumerate(before)
+                    if at >= known or not (there or whole(paths[at], block_size))
+                )
+                end = next(lacking, len(paths))
+                blocks = [offset // block_size for offset in offsets]
+                for group, host, files in self.parts_below(paths[:end], blocks[:end]):
+                    assert self.watcher is not None
+                    self.watcher.moved(group, At(files, FILES), At(host, HOST))
+                for group, host, _ in self.parts_below(paths[end:], blocks[end:]):
+                    assert self.watcher is not None
+                    self.watcher.failed(group, At(host, HOST))
 
 
 def below(number: int) -> str:

@@ -298,7 +298,8 @@ def keep_on_host() -> None:
     lookups.queue = Altered(queue, SimpleQueue=TurnQueue)
     files: Any = importlib.import_module(f"{TIERS}.fs.manager")
     files.DualQueueThreadPool = LateFiles
-    files.batch_load_block = spoiling(files.batch_load_block)
+    if hasattr(files, "batch_load_block"):  # Older releases read block by block.
+        files.batch_load_block = spoiling(files.batch_load_block)
     names = "copy_backend", "cuda_mem_ops", "worker"
     backend, memory, worker = (importlib.import_module(f"{SIMPLE}.{name}") for name in names)
     copy_in_turns(backend, memory, worker)

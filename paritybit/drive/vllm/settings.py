@@ -309,7 +309,7 @@ class VllmServed(Common):
                     **{
                         key: one
                         for key, (bit, one) in more.items()
-                        if self.seed & bit and not (self.failing and key == WAITED)
+                        if self.seed & bit and not (self.fails and key == WAITED)
                     },
                     **(tiers if self.below else {}),
                 },
