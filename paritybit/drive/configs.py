@@ -141,6 +141,15 @@ class Table:
         return frozenset(frozenset(values) for groups in self.apart for values in product(*groups))
 
     @cached_property
+    def impossible_with(self) -> Mapping[str, Sequence[frozenset[str]]]:
+        """The sets of `impossible` that have a value, by this value."""
+        found: dict[str, list[frozenset[str]]] = {}
+        for values in self.impossible:
+            for value in values:
+                found.setdefault(value, []).append(values)
+        return found
+
+    @cached_property
     def pairs(self) -> frozenset[SettingPair]:
         """The pairs of values that occur in a row."""
         found = set()
@@ -177,7 +186,7 @@ class Table:
     def combines(self, value: str, others: Collection[str]) -> bool:
         """Return whether a value can be combined with others."""
         row = {value, *others}
-        return not any(value in values and values <= row for values in self.impossible)
+        return not any(values <= row for values in self.impossible_with.get(value, ()))
 
     def config(self, values: Collection[str]) -> Config:
         """Return the plainest configuration with some values. Raises ValueError."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from paritybit.drive.models import MODELS
-from paritybit.drive.operating.adapters import loads, with_adapters
+from paritybit.drive.operating.adapters import with_adapters
+from paritybit.drive.operating.sglang import loads
 from paritybit.drive.requests import Limits, waves, with_spaces
 from paritybit.drive.sglang.settings import SglangServed
 from paritybit.drive.vllm import lora as of_vllm

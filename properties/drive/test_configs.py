@@ -1,5 +1,7 @@
 """The configurations of each engine: a covering array, and the command line of each."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -182,3 +184,9 @@ def test_rows_are_valid_settings_that_vary_each_setting(one: Adapter, device: st
         scopes.append(served.scope())
     alike = {name for name in scopes[0] if len({scope[name] for scope in scopes}) == 1}
     assert alike - {"device", "seed", *PARALLEL} == ALIKE[one.package.name, device]
+
+
+def test_a_run_is_planned_without_torch() -> None:
+    adapters = "; ".join(f"import paritybit.drive.{name}.adapter" for name in ENGINES)
+    code = f"{adapters}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,15 +6,8 @@ import pytest
 import torch
 
 from paritybit.drive.models import IMAGE
-from paritybit.drive.operating.images import (
-    embedding,
-    grid,
-    hash_of,
-    image,
-    images_of,
-    positions,
-    with_images,
-)
+from paritybit.drive.operating.embeddings import embedding, positions
+from paritybit.drive.operating.images import grid, hash_of, image, images_of, with_images
 from paritybit.drive.requests import waves
 from paritybit.drive.script import Part, Planned, Wave
 from paritybit.drive.sglang.settings import SglangServed

@@ -1,4 +1,4 @@
-"""The images of requests, as embeddings that stand for what a vision model makes of them.
+"""The images of requests.
 
 An image of n tokens has a grid of one or two rows. Its tokens have three positions: in time, the
 row and the column, all from that of the first token on. What follows begins after the largest.
@@ -8,9 +8,6 @@ import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-
-import torch
-from torch import Tensor
 
 from paritybit.drive.script import Part, Planned, Wave
 
@@ -74,27 +71,7 @@ def grid(part: Part) -> list[int]:
     return [1, MERGED * rows, MERGED * part.length // rows]
 
 
-def embedding(part: Part, width: int) -> Tensor:
-    """Return what the model gets for the tokens of an image, [length, width]."""
-    generator = torch.Generator().manual_seed(zlib.crc32(part.text.encode()))
-    return torch.randn(part.length, width, generator=generator)
-
-
 def hash_of(part: Part) -> int | None:
     """Return the hash of an image, or None if it is that of its content."""
     assert part.image is not None
     return None if part.image == part.text else zlib.crc32(part.image.encode())
-
-
-def positions(prompt: Sequence[Part]) -> Tensor:
-    """Return the positions of the tokens of a prompt, [3, tokens]."""
-    found, start = list[Tensor](), 0
-    for part in prompt:
-        mine = torch.arange(part.length).expand(3, -1)
-        if part.image is not None:
-            time, rows, columns = grid(part)
-            sides = time, rows // MERGED, columns // MERGED
-            mine = torch.stack(torch.meshgrid(*map(torch.arange, sides), indexing="ij")).flatten(1)
-        found.append(mine + start)
-        start = int(found[-1].max()) + 1
-    return torch.cat(found, 1)

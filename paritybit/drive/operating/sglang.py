@@ -1,5 +1,6 @@
 """The acts of an operator for sglang, as its own requests."""
 
+import base64
 import functools
 import importlib
 import inspect
@@ -8,11 +9,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
 from paritybit.drive.engine import Acts
+from paritybit.drive.models import Model
+from paritybit.drive.operating.adapters import config_of, name_of
+from paritybit.drive.operating.weights import adapter_weights, other_weights
 from paritybit.engines.loading import named
 from paritybit.watch import journal
 
@@ -104,14 +107,30 @@ class Weights:
         return [begin, update, structures.EndWeightUpdateReqInput()]
 
 
-def other_weights(model: torch.nn.Module, update: int) -> list[tuple[str, Tensor]]:
-    """Return new weights of a model by name: the rows of each matrix in another order."""
-    generator = torch.Generator().manual_seed(update)
+def id_of(number: int, version: int) -> str:
+    """Return sglang's identifier of an adapter, which is another one each time it is loaded."""
+    return f"{name_of(number)} version {version}"
+
+
+def loads(structures: Any, model: Model, count: int, ranks: int = 1, version: int = 0) -> list[Any]:
+    """Return sglang's own requests that load the adapters for the attention of a model.
+
+    Each rank unpacks an adapter of its own. They first unload those of the version before.
+    """
+    kind = structures.LoadLoRAAdapterFromTensorsReqInput
+    many = "serialized_named_tensors" in inspect.signature(kind).parameters
     made = []
-    for name, weight in model.named_parameters():
-        if weight.dim() > 1 and weight.is_floating_point():
-            order = torch.randperm(len(weight), generator=generator)
-            made.append((name, weight.detach().cpu()[order]))
+    for number in range(1, count + 1):
+        data = [
+            packed(adapter_weights(model, number, version)) for _ in range(ranks if many else 1)
+        ]
+        name, tensors = name_of(number), base64.b64encode(data[0]).decode()
+        given = {"serialized_named_tensors": data} if many else {"serialized_tensors": tensors}
+        if version:
+            old = {"lora_name": name, "lora_id": id_of(number, version - 1)}
+            made.append(structures.UnloadLoRAAdapterReqInput(**old))
+        more = {"lora_id": id_of(number, version), "config_dict": config_of(number)}
+        made.append(kind(lora_name=name, **given, **more))
     return made
 
 

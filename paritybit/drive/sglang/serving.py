@@ -32,9 +32,9 @@ from paritybit.drive.answers import (
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import IMAGE, VOCABULARY
-from paritybit.drive.operating.adapters import id_of, loads
-from paritybit.drive.operating.images import embedding, grid, hash_of, images_of, positions
-from paritybit.drive.operating.sglang import acts_of
+from paritybit.drive.operating.embeddings import embedding, positions
+from paritybit.drive.operating.images import grid, hash_of, images_of
+from paritybit.drive.operating.sglang import acts_of, id_of, loads
 from paritybit.drive.script import Part, Planned, Sampling
 from paritybit.drive.sglang import apart
 from paritybit.drive.sglang.answers import SglangGrammar, processor

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from paritybit.drive.models import Model
-from paritybit.drive.operating.adapters import config_of, name_of, weights
+from paritybit.drive.operating.adapters import config_of, name_of
+from paritybit.drive.operating.weights import adapter_weights
 from paritybit.drive.stand_ins.attention import unbounded
 from paritybit.engines.graphs import whole
 
@@ -111,7 +112,7 @@ def write(model: Model, count: int, folder: Path, version: int = 0) -> dict[int,
         place = folder / str(version) / name_of(number)
         place.mkdir(parents=True)
         (place / "adapter_config.json").write_text(json.dumps(config_of(number)))
-        torch.save(weights(model, number, version), place / "adapter_model.bin")
+        torch.save(adapter_weights(model, number, version), place / "adapter_model.bin")
         names = {"lora_name": name_of(number), "lora_int_id": number, "lora_path": str(place)}
         made[number] = names
     return made

@@ -33,8 +33,9 @@ from paritybit.drive.answers import (
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
 from paritybit.drive.models import VOCABULARY
-from paritybit.drive.operating.images import MERGED, embedding, grid, hash_of, images_of
-from paritybit.drive.operating.sglang import other_weights
+from paritybit.drive.operating.embeddings import embedding
+from paritybit.drive.operating.images import MERGED, grid, hash_of, images_of
+from paritybit.drive.operating.weights import other_weights
 from paritybit.drive.script import FIRST_TOKEN, Part, Planned, Sampling, Wave
 from paritybit.drive.vllm import apart, lora, ranks
 from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
