@@ -47,6 +47,9 @@ from paritybit.watch.stacks import NOWHERE, Stack, stack
 MOST_WAITING = 4096
 """The most requests whose ids wait for their tokens, and the most copies that have not ended."""
 
+BEFORE = 8
+"""The number of tokens that tell the requests of a name apart."""
+
 FREED, FILLED, SKIPPED = "freed", "filled", "filled by a forward"
 """What happens to slots. The last is by a forward that is not checked."""
 
@@ -206,8 +209,11 @@ class Changes:
 class Relayed:
     """Token ids that a model got before the host knew them. They are kept until the host does."""
 
-    waiting: OrderedDict[str, list[tuple[int, SlotCopy, int]]] = field(default_factory=OrderedDict)
-    """By model and request, each position, and the copy of all ids with the place of its id."""
+    waiting: OrderedDict[str, list[tuple[int, SlotCopy, int, Sequence[int | None]]]] = field(
+        default_factory=OrderedDict
+    )
+    """By model and request, each position, the copy of all ids with the place of its id, and up to
+    BEFORE tokens before it."""
 
     def add(self, model: str, ids: Tensor, unknown: Sequence[tuple[Row, int, int]]) -> None:
         """Keep the ids, int [n], of some rows and positions. The last number is the place."""
@@ -215,7 +221,8 @@ class Relayed:
             copy = SlotCopy(ids)
         for row, position, place in unknown:
             mine = self.waiting.setdefault(f"{model}{row.request}", [])
-            mine.append((position, copy, place))
+            before = row.tokens[max(0, position - BEFORE) : position]
+            mine.append((position, copy, place, before))
         while len(self.waiting) > MOST_WAITING:
             self.waiting.popitem(last=False)
 
@@ -223,17 +230,23 @@ class Relayed:
         """Return the kept ids whose tokens the rows of a forward now know, and drop them.
 
         Ids at positions that the forward computes again are dropped, too: an engine discards the
-        last tokens of a request that it retracts, and may sample others.
+        last tokens of a request that it retracts, and may sample others. So are those behind other
+        tokens, which belong to an earlier request with the same name.
         """
         ids, expected = list[int](), list[int]()
         for row in forward.rows:
             rest, name = [], f"{forward.model}{row.request}"
-            for position, copy, place in self.waiting.pop(name, ()):
-                if position >= row.cached:
+            for position, copy, place, before in self.waiting.pop(name, ()):
+                now = row.tokens[position - len(before) : position]
+                other = any(
+                    None not in pair and pair[0] != pair[1]
+                    for pair in zip(before, now, strict=False)
+                )
+                if other or position >= row.cached:
                     continue
                 token = row.tokens[position] if position < len(row.tokens) else None
                 if token is None:
-                    rest.append((position, copy, place))
+                    rest.append((position, copy, place, before))
                 else:
                     ids.append(int(copy.slots[place]))
                     expected.append(token)

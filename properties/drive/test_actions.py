@@ -14,6 +14,7 @@ from paritybit.drive.operating.sglang import CAPTURES, acts_of
 from paritybit.drive.requests import waves
 from paritybit.drive.script import ACTIONS, Action, Part, Planned, Wave
 from paritybit.drive.vllm import serving as vllm
+from paritybit.drive.vllm.settings import VllmServed
 from properties.drive.toy import LIMITS, Toy, said
 
 NAMES = (
@@ -146,6 +147,14 @@ def test_a_release_has_the_acts_of_its_own_requests(
     scheduler.is_fully_idle = lambda: True
     del runner.__dict__[capture]
     assert not {"flush retracted", "recapture"} & {*acts_of(scheduler)}
+
+
+@pytest.mark.parametrize("seed", [3, 231])
+def test_no_two_requests_of_a_script_have_one_name(seed: int) -> None:
+    """Else, what is known of the first one is held against the second one."""
+    served = VllmServed(seed=seed, actions=True, offload=True, priorities=True)
+    names = [one.name for wave in islice(served.traffic(), 24) for one in wave.requests]
+    assert len(names) == len({*names})
 
 
 @pytest.mark.parametrize("name", ["weights", "weights kept"])

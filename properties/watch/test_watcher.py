@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paritybit.watch import bits
+from paritybit.watch.between import Relayed
 from paritybit.watch.facts import (
     ELSEWHERE,
     Forward,
@@ -260,6 +261,28 @@ def test_a_slot_whose_bytes_stay_is_unwritten_if_another_token_is_computed(
     """It is credited to the new tokens only if they are those that it was written for."""
     scene.forward("a", TOKENS[:3], 0, SLOTS)
     assert unchanged(scene, "b", tokens, space=space) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "cached", "found"),
+    [
+        ([5, 6, 7], 4, ["stale input"]),
+        ([5, 6, 99], 4, []),  # Of an earlier request with this name.
+        ([5, 6, None], 4, ["stale input"]),
+        ([5, 6, 7], 3, []),  # It is computed again.
+    ],
+)
+def test_an_id_is_compared_once_the_token_of_its_request_is_known(
+    before: list[int | None], cached: int, found: list[str], scene: Scene
+) -> None:
+    relayed = Relayed()
+    relayed.add("", torch.tensor([88]), [(row("a", [*before, None], 3, SLOTS[:4]), 3, 0)])
+    later = Forward("decode", (row("a", TOKENS[:5], cached, SLOTS[:5]),))
+    if (known := relayed.known(later)) is not None:
+        scene.watcher.begin(later)
+        scene.watcher.judge_inputs("batch", [known])
+        scene.watcher.end()
+    assert [one for one in scene.checks() if one == "stale input"] == found
 
 
 @pytest.mark.parametrize(("first", "tokens"), [(0, [5, 6, 99, 8]), (1, [4, 5, 6, 99])])

@@ -132,7 +132,7 @@ def with_actions(seed: int, given: Iterator[Wave], kinds: Sequence[str]) -> Iter
             actions.append(Action(begins, start, chance.randint(len(rest), 4)))
             actions += [Action(what, start + 1) for what in rest]
         yield replace(wave, actions=tuple(actions), flush=False)
-        if (few := brief(wave, "again")).requests:
+        if (few := brief(wave, "later")).requests:
             yield replace(few, actions=(Action(next(turns)),))
 
 

@@ -157,12 +157,8 @@ TABLE = Table(
         # The newer runner loads no file before it replays a graph of a whole prompt.
         ((*NAMED, *QUANTISED, *COMPRESSED, *STATES[1:]),),
         # The newer runner leaves garbage in padded positions when it wakes up: see
-        # `docs/findings.md`. With async scheduling, one stale input is not yet explained.
-        (
-            PICTURES,
-            ["actions"],
-            ["async scheduling", "newer runner", "newer runner with async scheduling"],
-        ),
+        # `docs/findings.md`.
+        (PICTURES, ["actions"], ["newer runner", "newer runner with async scheduling"]),
         # Without a prefix cache, a row cannot show what is wrong with shared KV.
         (
             ["no prefix cache"],
