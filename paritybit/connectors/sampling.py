@@ -223,11 +223,13 @@ def moves(
 
     `joined` and `moved` are the methods of `owner` that add and move rows.
     """
-    found = dict[str, tuple[Stack, str]]()
+    found, owners = dict[str, tuple[Stack, str]](), {row: name for name, row in before.items()}
     for name, row in now.items():
         if (old := before.get(name)) != row:
             line = place_of(getattr(owner, joined if old is None else moved, None))
             text = f"it was added as row {row}" if old is None else f"it had row {old} before"
+            if row in owners:
+                text += f", and request {owners[row]} had row {row}"
             found[name] = Stack(() if line is None else (line,)), text
     return found
 

@@ -19,6 +19,7 @@ from paritybit.connectors.sampling import (
     embedded,
     handed_on,
     logits_of,
+    moves,
     row_sums,
 )
 from paritybit.watch.checks.wrong_row import judge
@@ -134,6 +135,27 @@ def test_unlikely_tokens_may_be_dropped_and_rounding_is_no_fault() -> None:
     assert len(told(*logits_of(rows, RAW[None], held, heated=True))) == 1
     held[0, :2] = torch.tensor([2.0, -INF])
     assert len(told(*logits_of(rows, RAW[None], held, heated=True))) == 1
+
+
+def test_a_finding_names_the_request_whose_value_a_row_has() -> None:
+    right = torch.tensor([[0.0, 3.0], [-3.0, 0.0], [0.0, 0.0]])
+    held = right[[0, 0, 2]] + 1e-6  # Rounded.
+    (text,) = told(RowValues("logit_bias", ["a", "b", "c"], held, right, within=1e-4))
+    assert "of request b (row 1)" in text
+    assert text.endswith("; that is the value of request a")
+    right[2] = right[0]  # It may be that of either.
+    (text,) = told(RowValues("logit_bias", ["a", "b", "c"], right[[0, 0, 2]], right))
+    assert "that is the value" not in text
+
+
+def test_a_finding_names_the_request_that_had_the_row() -> None:
+    before, now = {"left": 0, "stays": 1, "moved": 2}, {"new": 0, "stays": 1, "moved": 3}
+    found = moves(before, now, None, "add_request", "condense")
+    texts = {name: text for name, (_, text) in found.items()}
+    assert texts == {
+        "new": "it was added as row 0, and request left had row 0",
+        "moved": "it had row 2 before",
+    }
 
 
 WHOSE = ["position 4 of request a", "position 5 of request a", "position 7 of request b"]

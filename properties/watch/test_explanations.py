@@ -53,6 +53,7 @@ def told(
     [
         ([9, 4], [3, 5], {"before": {"input": (6, torch.tensor([9, 4]))}}, "held in forward 6"),
         ([8, 5], [3, 5], {}, "input holds 8 at live entry 0, not 3"),
+        ([4, 4], [3, 4], {}, "not 3; that is the value of request b"),
         ([12, 20, 24], [12, 23, 24], {"writes": "kv"},
          "slot 20 is that of position 0 of request b"),
     ],

@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from paritybit.watch.bits import as_integers, on_host
 from paritybit.watch.equal import equals, row_at
+from paritybit.watch.facts import Forward, Row
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import Check, Inputs
 
@@ -34,9 +36,21 @@ def judge(inputs: Inputs) -> Iterable[Finding]:
             reader, at = None, row_at(inputs.forward, first, expected.numel())
             if at is not None:
                 row, position = at
+                told += others(inputs.forward, row, expected.flatten() == held)
                 reader = {"request": row.request, "position": position, "forward": inputs.number}
             slots = (live.flatten()[place].tolist(), expected.flatten()[place].tolist())
             yield inputs.finding(CHECK.name, static, f"{what}{told}", reader, slots, live)
+
+
+def others(forward: Forward, mine: Row, held: Tensor) -> str:
+    """Return whose value a wrong value of a row is, as the end of a sentence, or ''.
+
+    `held` says which entries of an input are to have that value.
+    """
+    places = held.nonzero().flatten().tolist()
+    rows = [row_at(forward, place, len(held)) for place in places]
+    names = {one[0].request for one in rows if one is not None} - {mine.request}
+    return f"; that is the value of request {names.pop()}" if len(names) == 1 else ""
 
 
 CHECK = Check(

@@ -29,10 +29,14 @@ def judge(rows: RowsGiven) -> Iterable[Finding]:
 
 def differing(values: RowValues) -> Tensor:
     """Return which rows have a wrong value, bool [rows]."""
-    rows = len(values.held)
     if torch.equal(values.held, values.right):
-        return torch.zeros(rows, dtype=torch.bool)
-    held, right = values.held.reshape(rows, -1), values.right.reshape(rows, -1)
+        return torch.zeros(len(values.held), dtype=torch.bool)
+    return apart(values, values.held, values.right)
+
+
+def apart(values: RowValues, held: Tensor, right: Tensor) -> Tensor:
+    """Return which rows of two tensors differ by more than rounding, bool [rows]."""
+    held, right = held.reshape(len(right), -1), right.reshape(len(right), -1)
     alike = (held == right) | (held.isnan() & right.isnan())
     if values.within:
         size = right.abs().masked_fill(~right.isfinite(), 0).amax(1, keepdim=True).clamp(min=1)
@@ -46,13 +50,12 @@ def differs(values: RowValues, row: int) -> str:
     held, right = values.held[row], values.right[row]
     if held.numel() > 1:
         at = int((held - right).nan_to_num().abs().argmax())
-        return f"is {held.flatten()[at]:.6g} at entry {at}, not {right.flatten()[at]:.6g}"
-    text = f"is {shown(held)}, not {shown(right)}"
-    others = {
-        name
-        for name, other in zip(values.requests, values.right, strict=True)
-        if name != values.requests[row] and torch.equal(other, held)
-    }
+        text = f"is {held.flatten()[at]:.6g} at entry {at}, not {right.flatten()[at]:.6g}"
+    else:
+        text = f"is {shown(held)}, not {shown(right)}"
+    other = apart(values, held.expand_as(values.right), values.right).tolist()
+    pairs = zip(values.requests, other, strict=True)
+    others = {name for name, differs in pairs if not differs} - {values.requests[row]}
     return f"{text}; that is the value of request {others.pop()}" if len(others) == 1 else text
 
 
