@@ -474,6 +474,8 @@ def test_a_state_is_copied_to_the_last_block_of_its_group(
         (4, PROMPT[4:], 5, False, {"stale input"}),
         (0, PROMPT, 6, None, {"stale input"}),
         (5, PROMPT[5:], 6, None, {"stale input"}),
+        (4, PROMPT[4:], 5, None, {"stale input"}),  # No forward has computed that state.
+        (0, PROMPT[:1], 5, None, {"stale input"}),  # A decoding row goes on from a state.
     ],
 )
 def test_kernels_get_the_state_of_each_row(

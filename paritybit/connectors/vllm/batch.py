@@ -414,7 +414,8 @@ MOST = 10_000
 class VllmStates:
     """The checksums of states after forwards, by the tokens that each depends on.
 
-    Several forwards may compute a state, with other bits.
+    Several forwards may compute a state, with other bits. `partly` has what is known of the tokens
+    of other states, and their number, and `all_known` tells whether no state was forgotten.
     """
 
     def __init__(self, pool: VllmPool) -> None:
@@ -422,6 +423,8 @@ class VllmStates:
             (number, group.layers[0].name, Checksums(group)) for number, group in pool.states
         ]
         self.known: dict[int, list[list[int]]] = {}
+        self.partly = set[tuple[int, int]]()
+        self.all_known = True
         self.rows: Sequence[tuple[Request, Row]] = ()
         self.inside: Sequence[tuple[Request, Row, int]] = ()
         """Prompts with a state after some of the tokens that they compute, in the block before."""
@@ -436,6 +439,7 @@ class VllmStates:
                 "state_indices_tensor_d": slots[:first],
                 "state_indices_tensor_p": slots[first:],
                 "has_initial_states_p": goes_on[first:],
+                "has_initial_states_d": goes_on[:first],
                 # Those of gated delta nets.
                 "non_spec_state_indices_tensor": slots,
                 "prefill_state_indices": slots[first:],
@@ -446,6 +450,9 @@ class VllmStates:
                 held = maybe(given, name)
                 if values and held is not None:
                     yield expected(f"{name} {number}", held.flatten()[: len(values)], values)
+            if maybe(given, "has_initial_states_d") is None:
+                continuing = torch.ones(len(goes_on[:first]), dtype=torch.int64)
+                yield expected(f"decoded rows {number}", continuing, goes_on[:first])
             if (kept := maybe(given, "checkpoint_meta")) is not None:
                 pairs = list(zip(rows[first:], kept.offsets, strict=False))
                 values = [one.blocks[number][-2] if more else 0 for (one, _), more in pairs]
@@ -453,10 +460,10 @@ class VllmStates:
                 self.inside = [(*pair, more) for (pair, more), block in kept_in if block]
                 yield expected(f"checkpoint {number}", kept.state_indices[: len(values)], values)
 
-    def begin(self, rows: Sequence[tuple[Request, Row]]) -> StaticInput:
-        """Return the checksums of the states from which the rows of a forward start."""
+    def begin(self, rows: Sequence[tuple[Request, Row]]) -> Iterator[StaticInput]:
+        """Yield the checksums of the states from which rows start, and which were computed."""
         self.rows = rows
-        given, right = list[int](), list[int]()
+        given, right, computed = list[int](), list[int](), list[int]()
         for request, row in rows:
             made = self.known.get(key(row, row.cached), [])
             if row.cached == request.state[0]:
@@ -464,17 +471,29 @@ class VllmStates:
             if row.cached and made:
                 given += (held := self.held(request))
                 right += held if held in made else made[-1]
-        return expected("states", torch.tensor(given, dtype=torch.int64), right)
+            computed.append(int(bool(made) or not row.cached or self.forgotten(row)))
+        yield expected("states", torch.tensor(given, dtype=torch.int64), right)
+        yield expected("computed states", torch.tensor(computed), [1] * len(computed))
+
+    def forgotten(self, row: Row) -> bool:
+        """Whether the state from which a row starts may be one that is not remembered."""
+        begun = (key(row, end) for end in range(row.cached + 1))
+        return not self.all_known or any((one, row.cached) in self.partly for one in begun)
 
     def end(self) -> None:
         """Remember the states that the forward has computed."""
         if len(self.known) > MOST:
             self.known.clear()
+            self.partly.clear()
+            self.all_known = False
         for request, row in self.rows:
             end = row.cached + row.computed
             request.state = end, self.held(request)
-            if None not in row.tokens[:end]:
+            tokens = row.tokens[:end]
+            if None not in tokens:
                 self.known.setdefault(key(row, end), []).append(request.state[1])
+            else:
+                self.partly.add((key(row, tokens.index(None)), end))
         for request, row, more in self.inside:
             kept = self.held(request, -2)
             self.known.setdefault(key(row, row.cached + more), []).append(kept)

@@ -428,7 +428,7 @@ class VllmEngine(Attended):
             of_rows = [self.requests.known[name] for name in names]
             rows = list(zip(of_rows, forward.rows, strict=False))
             given = self.states.inputs(rows, metadata)
-            watcher.judge_inputs("states", [self.states.begin(rows), *given])
+            watcher.judge_inputs("states", [*self.states.begin(rows), *given])
             self.journal.count(state_reads=sum(row.cached > 0 for _, row in rows))
         self.begin_rows(now, names)
 
