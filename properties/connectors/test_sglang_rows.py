@@ -503,30 +503,38 @@ def test_a_row_begins_with_a_state_that_the_forward_cleared_or_copied_whole() ->
 
 
 @pytest.mark.parametrize(
-    ("change", "tokens", "compared", "wrong"),
+    ("change", "tokens", "update", "wrong"),
     [
-        (0.0, [7, 8], True, []),
-        (1e-5, [7, 8], True, []),
-        (0.1, [7, 8], True, ["b"]),
-        (0.1, [7, 9], True, []),
-        (0.1, [7, None], True, ["b"]),  # It is known in the next forward.
-        (0.1, [7, 8], False, []),
+        (0.0, [7, 8], "", []),
+        (1e-5, [7, 8], "", []),
+        (0.1, [7, 8], "", ["b"]),
+        (0.1, [7, 9], "", []),
+        (0.1, [7, None], "", ["b"]),  # It is known in the next forward.
+        (0.1, [7, 8], "none", ["b"]),
+        (0.1, [7, 8], "with a flush", []),
+        (0.1, [7, 8], "without one", []),
     ],
 )
-def test_states_of_the_same_tokens_are_alike(
-    change: float, tokens: list[int | None], compared: bool, wrong: list[str]
+def test_states_of_the_same_tokens_and_weights_are_alike(
+    change: float, tokens: list[int | None], update: str, wrong: list[str]
 ) -> None:
-    states, judged = SglangStates(table()), list[RowValues]()
-    states.compared = compared
-    watcher = SimpleNamespace(
-        chains=SimpleNamespace(emptied=0), judge_rows=lambda _, values: judged.extend(values)
-    )
+    """The cache may be emptied in between."""
+    states, judged = SglangStates(table(), compared=True), list[RowValues]()
+    watcher = SimpleNamespace(judge_rows=lambda _, values: judged.extend(values))
+    allocations = Allocations("0", None, None)
+    allocations.states = states
     part, before = states.table.mamba_pool.mamba_cache.conv[0], Row("a", [7, 8], 0, 2, {})
     part[:, 5] = part[:, 3] = torch.rand(4, 2)
     part[:, 3, 0] += change
     for row, slot in ((before, 5), (replace(before, request="b", tokens=tokens), 3)):
         states.made = [(row, slot, 2)]
         states.end(watcher)  # type: ignore[arg-type]
+        if update == "none":
+            hooked(allocations.emptied, lambda *given: True, parts.Part())
+        elif update:
+            asked = SimpleNamespace(flush_cache=update == "with a flush")
+            done = lambda *_: SimpleNamespace(success=True)  # noqa: E731
+            hooked(allocations.emptied, done, parts.Part(), asked)
     later = replace(row, tokens=[7, tokens[1] or 8, 9], cached=2, computed=1)
     states.made = [(later, 4, 3)]
     states.end(watcher)  # type: ignore[arg-type]

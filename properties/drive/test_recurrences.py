@@ -1,9 +1,15 @@
 """The states of Mamba2 and of gated delta nets: stand-ins for sglang's kernels."""
 
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from paritybit.drive.sglang import states
+from paritybit.drive.sglang.stand_ins import ON_A_CPU
 from paritybit.drive.stand_ins.recurrences import gates
 
 HEADS, GROUPS, SIZE, STATE = 4, 2, 3, 5
@@ -121,3 +127,23 @@ def test_a_gated_delta_net_takes_the_steps_of_decoding() -> None:
         assert (made[1] == 0).all()
     torch.testing.assert_close(steps, pool)
     torch.testing.assert_close(before[0, 1], at_chunk)
+
+
+def test_states_of_a_new_pool_are_not_zero_by_luck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of padding are what the engine made them."""
+
+    class MambaPool:
+        def __init__(self, size: int) -> None:
+            parts = [torch.zeros(2, size, 3), torch.zeros(2, size, 0)]
+            self.mamba_cache = SimpleNamespace(conv=parts, temporal=torch.zeros(2, size, 1))
+
+    module: Any = ModuleType("sglang.srt.mem_cache.memory_pool")
+    module.MambaPool = MambaPool
+    for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (spoil,) = (one for one in ON_A_CPU if one.what.startswith("states in new memory"))
+    assert spoil.install() is None
+    held = MambaPool(4).mamba_cache
+    for part in (held.conv[0], held.temporal):
+        assert part[:, :, 0].tolist() == [[0, 1, 1, 1]] * 2

@@ -358,16 +358,19 @@ def test_requests_that_begin_alike_have_different_namespaces_of_the_cache(name: 
         SglangServed(host_cache=True),
         SglangServed(host_cache=True, storage=True),
         SglangServed(host_cache=True, pool=384, windows=160, chunk=32),
+        SglangServed(model="nemotron_h"),  # States are computed again, in other batches.
+        VllmServed(model="nemotron_h"),
     ],
 )
 def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
-    served: SglangServed,
+    served: SglangServed | VllmServed,
 ) -> None:
     found, given = set[object](), iter(served.requests())
+    flush = served.model == "nemotron_h" or getattr(served, "storage", False)
     for number in range(4):
         first = next(given)
         pool = served.limits().pool
-        if served.storage and not number:  # Files keep what a flush takes, however little it is.
+        if flush and not number:  # Files keep what a flush takes, however little it is.
             pool = int(FEW * pool) - 1
         texts = {one.prompt[0].text: one.prompt[0] for one in first.requests}
         assert [one.prompt[0] for one in first.requests] == sorted([*texts.values()] * 2, key=str)
@@ -375,10 +378,10 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
         asked = sum(text.length for text in texts.values())
         assert pool < asked < most
         assert most < max(HOST_RATIOS) * served.limits().pool
-        assert first.flush == served.storage
+        assert first.flush == flush
         for back in islice(given, RETURNS):
             assert {one.prompt[0].text for one in back.requests} == {*texts}
-            assert back.flush == served.storage
+            assert back.flush == flush
             before = ONE[0], 0
             for one in back.requests:
                 text, *own = one.prompt

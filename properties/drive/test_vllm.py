@@ -397,14 +397,15 @@ def test_a_grammar_accepts_the_first_tokens_that_are_allowed() -> None:
     assert allowed == list(range(3, 32, 4))
 
 
-def test_prompts_have_two_tokens_if_there_are_states() -> None:
-    def shortest(model: str) -> int:
-        served = VllmServed(model=model)
+def test_prompts_have_two_tokens_if_a_graph_takes_one_for_a_decode() -> None:
+    def shortest(model: str, **more: Any) -> int:
+        served = VllmServed(model=model, **more)
         waves = [*islice(served.requests(), 4), served.company()]
         requests = [one for wave in waves if wave is not None for one in wave.requests]
         return min(one.length for one in requests if one.follows is None)
 
     assert (shortest("gemma4"), shortest("lfm2")) == (1, 2)
+    assert shortest("lfm2", runner=2) == shortest("lfm2", graphs="breakable") == 1
 
 
 @pytest.mark.parametrize("page_size", [16, 32])

@@ -236,8 +236,9 @@ class Allocations(Transfers):
         done = result and not self.files
         if (weights := original.having("flush_cache")) is not None:
             done = weights.flush_cache and result.success
-            if self.states is not None and not done:  # States may be those of other weights.
-                self.states.compared = False
+            if self.states is not None:
+                self.states.weights += 1
+                self.states.compared &= bool(done)  # Else states may be those of other weights.
         elif (released := original.having("tags")) is not None:
             done = "kv_cache" in (released.tags or ("kv_cache",))
         if self.watcher is not None and done:

@@ -51,6 +51,7 @@ class SglangStates:
     `read` is the number of states that it reads. `made` are those that it computes, each by its
     row, its slot and the number of its tokens. With `compared`, states of the same tokens must be
     alike: `known` has entries of each by its tokens, and `waiting` of those with unknown ones.
+    `weights` counts updates of the weights, after which states are others.
     """
 
     table: Any = Weakly()
@@ -60,6 +61,7 @@ class SglangStates:
     read: int = 0
     made: list[tuple[Row, int, int]] = field(default_factory=list)
     compared: bool = False
+    weights: int = 0
     known: dict[int, Tensor] = field(default_factory=dict)
     waiting: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
@@ -198,11 +200,11 @@ class SglangStates:
         if self.kept:
             source, target = torch.tensor(self.kept).T
             watcher.copied(NAME, source, target)
-        if self.compared and self.made and (values := self.alike(watcher.chains.emptied)):
+        if self.compared and self.made and (values := self.alike()):
             watcher.judge_rows("states", [values])
         self.kept, self.made = [], []
 
-    def alike(self, emptied: int) -> RowValues | None:
+    def alike(self) -> RowValues | None:
         """Return entries of the states of known tokens, and what they were for the same tokens.
 
         Tokens may be known only when their request is computed again.
@@ -221,7 +223,7 @@ class SglangStates:
             if row is None or None in row.tokens[:end]:
                 self.waiting.append((request, end, one))
             elif len(row.tokens) >= end:
-                key = hash((emptied, row.space, *row.tokens[:end]))
+                key = hash((self.weights, row.space, *row.tokens[:end]))
                 names.append(request)
                 now.append(one)
                 right.append(self.known.setdefault(key, one))

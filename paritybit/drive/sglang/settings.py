@@ -175,8 +175,9 @@ class SglangServed(Common):
         given = waves(self.seed, self.limits())
         if self.apart:  # The engine for decode retracts requests whose answers outgrow the pool.
             given = with_growth(self.seed, given, self.limits())
-        if self.host_cache:
-            given = with_returns(self.seed, given, self.limits(), flush=self.storage)
+        if self.host_cache or self.model in RECURRENT:  # Texts with a state are computed again.
+            flush = self.storage or not self.host_cache
+            given = with_returns(self.seed, given, self.limits(), flush=flush)
         given = with_spaces(self.seed, with_adapters(self.seed, given, self.adapters))
         if self.sessions:
             given = with_sessions(self.seed, given, self.limits(), crowded=self.crowded)

@@ -5,6 +5,7 @@ A replay does not run Python code of the engine.
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -362,6 +363,22 @@ def _stand_in_for_convolutions() -> str | None:
 def _track_as_on_cuda() -> str | None:
     rule = "_platform_supports_mamba_cache_extra_buffer"
     return put_in("sglang.srt.arg_groups.mamba_hook", rule, lambda: True)
+
+
+@ON_A_CPU.add("states in new memory: ones", "on a CPU they are zero until slots are used again")
+def _spoil_states() -> str | None:
+    pools = found("sglang.srt.mem_cache.memory_pool")
+    if (kind := getattr(pools, "MambaPool", None)) is None:
+        return ""
+    made = kind.__init__
+
+    def making(pool: Any, *given: Any, **named: Any) -> None:
+        made(pool, *given, **named)
+        for part in (*pool.mamba_cache.conv, pool.mamba_cache.temporal):
+            part[:, 1:] = 1  # Padding has slot 0.
+
+    kind.__init__ = functools.wraps(made)(making)
+    return None
 
 
 DELTAS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"

@@ -21,7 +21,14 @@ from paritybit.drive.models import (
 )
 from paritybit.drive.operating.adapters import LOADED, with_adapters
 from paritybit.drive.operating.images import MOST_IMAGES, with_images
-from paritybit.drive.requests import Limits, sample, with_each, with_moves, with_spaces
+from paritybit.drive.requests import (
+    Limits,
+    sample,
+    with_each,
+    with_moves,
+    with_returns,
+    with_spaces,
+)
 from paritybit.drive.script import LARGEST, Part, Planned, Wave
 from paritybit.drive.served import Adapters, Common, Size, extras_with_drafts, one_of
 
@@ -45,6 +52,9 @@ GRAPHS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "mixed": ("FULL_AND_PIECEWISE", TOKEN_BUCKETS),
 }
 """The captured graphs: the engine's name for the mode, and the sizes."""
+
+WHOLE = ("decode", "full", "mixed")
+"""Modes with graphs of whole forwards."""
 
 COMPILED = ("piecewise", "mixed")
 """Modes in which torch.compile splits the model into parts. All others do not compile."""
@@ -185,6 +195,8 @@ class VllmServed(Common):
         """Return the generated requests. If KV is kept, each wave comes again after a flush."""
         given = super().requests()
         given = with_moves(self.seed, given, self.limits()) if self.offload else given
+        if self.model in RECURRENT:  # Texts with a state are computed again.
+            given = with_returns(self.seed, given, self.limits(), flush=True)
         given = with_adapters(self.seed, given, self.adapters)
         given = with_images(self.seed, given) if self.images else given
         given = with_each(given, self.startable)
@@ -201,7 +213,7 @@ class VllmServed(Common):
                 yield replace(wave, requests=tuple(requests), flush=True)
 
     def startable(self, one: Planned) -> Planned:
-        """Return a request, with states of two tokens at least: see `docs/findings.md`.
+        """Return a request, with some graphs and states of two tokens: see `docs/findings.md`.
 
         The connector for files cannot take prompts of one token more than some blocks.
         """
@@ -209,7 +221,8 @@ class VllmServed(Common):
             one = replace(one, follows=None)
             more = one.length % self.page_size == 1
             return replace(one, prompt=(*one.prompt, Part("another token", 1))) if more else one
-        if self.model not in RECURRENT or one.length > 1 or one.follows is not None:
+        as_decodes = self.runner == 1 and self.graphs in WHOLE
+        if self.model not in RECURRENT or not as_decodes or one.length > 1 or one.follows:
             return one
         return replace(one, prompt=(*one.prompt, Part("another token", 1)))
 
