@@ -30,7 +30,7 @@ from paritybit.watch.ledger import (
     Names,
     SlotCall,
 )
-from paritybit.watch.moves import SOURCE, TARGET, WRITTEN, Moves, Moving
+from paritybit.watch.moves import AWAITS, LOOSE, SOURCE, TARGET, WRITTEN, Moves, Moving
 from paritybit.watch.observations import (
     BY_KEY,
     Cached,
@@ -56,11 +56,17 @@ FREED, FILLED, SKIPPED = "freed", "filled", "filled by a forward"
 NOTED = {FREED: FREED, ALLOCATED: "handed out"}
 """The changes that are noted of slots of copies under way, and how they are called."""
 
+LOOSENED = FREED, "evictable"
+"""What happens to a place that the engine may reuse from then on."""
+
 STORED = "stored"
 """How the content of a pool came there."""
 
 UNDER_WAY = "copies under way: a slot was"
 """The prefix of counts of slots of copies under way, by what happened to them."""
+
+ENGINE = "the engine"
+"""Who frees a place."""
 
 MOST_KEYS = 2**18
 """The most keys of a pool. What further ones name is unknown."""
@@ -301,6 +307,8 @@ class Between(Boundary):
         self.stored: dict[tuple[str, str], list[Tensor]] = {}
         """By pool on the host and group, the ledger entries of what its slots hold, and the numbers
         of the calls that stored it."""
+        self.loose: dict[tuple[str, str], Tensor] = {}
+        """By pool elsewhere and group, which of its places the engine may reuse, bool [places]."""
         self.lost = False
         """Whether nothing that the ledgers say can be relied on."""
         self.gone = False
@@ -565,11 +573,16 @@ class Between(Boundary):
     ) -> None:
         """Judge a copy that begins by those under way, and add it to them."""
         moving = Moving(name, copy, call, source.slots, target.slots)
-        for act, side in ((SOURCE, "source"), (TARGET, "target")):
+        for act, side in () if copy.planned else ((SOURCE, "source"), (TARGET, "target")):
             given = moving.pool(side), moving.places(side), str(moving), copy.request
             queues = {copy.queue, copy.after} - {""}
             self.judge_copies(self.against(ledger, act, *given, queues=queues))
         self.moves[copy.group].begin(moving)
+        for side in copy.kept:
+            pool, places = moving.pool(side), moving.places(side)
+            loose = ledger.extended[-1] > 0 if pool == "" else self.loose_of(pool, ledger, places)
+            free = places[(places >= 0) & loose[places.clamp(min=-1)]]
+            self.judge_copies(self.of_engine(ledger, moving, side, free, LOOSE))
 
     @guarded
     def end_copies(self, name: str, failed: bool | Tensor = False) -> None:
@@ -600,6 +613,18 @@ class Between(Boundary):
             self.later(group, end)
 
     @guarded
+    def acknowledged(self, name: str) -> None:
+        """Record that the engine takes a copy for over, although it still runs."""
+
+        def judge(ledger: Ledger) -> None:
+            for one in self.moves[ledger.group.name].under_way.get(name, ()):
+                side = "target" if len(one.target) else "source"
+                self.judge_copies(self.of_engine(ledger, one, side, one.places(side), AWAITS))
+
+        for group in self.copies_of.get(name, ()):
+            self.later(group, judge)
+
+    @guarded
     def failed(self, group: str, at: At, lines: Stack | None = None) -> None:
         """Record that a copy to slots has failed, which may be known only after its end.
 
@@ -618,14 +643,16 @@ class Between(Boundary):
 
     @guarded
     def happened(self, what: str, group: str, at: At, lines: Stack | None = None) -> None:
-        """Record that slots of a pool were "freed", "handed out" or "evicted".
+        """Record that slots of a pool were "freed", "handed out" or "evicted", or are "evictable".
 
         This is counted and explains findings, if a copy of the slots is under way. `freed` and
-        `allocated` do so for slots of a KV group. `lines` are those of `allocated`.
+        `allocated` do so for slots of a KV group. What is free or evictable must not be `kept` by a
+        copy, until it is "handed out" or "pinned". `lines` are those of `allocated`.
         """
         call, slots = self.call(lines), SlotCopy(at.slots)
 
         def note(ledger: Ledger) -> None:
+            self.loose_of(at.pool, ledger, slots.slots)[slots.slots] = what in LOOSENED
             self.note_during(ledger, what, at.pool, slots.slots, lambda _: call)
 
         self.later(group, note)
@@ -642,6 +669,29 @@ class Between(Boundary):
         number = self.moves[ledger.group.name].note(what, pool, places, call)
         if number:
             self.journal.count(**{f"{UNDER_WAY} {what}": number})
+        if number and what in LOOSENED:
+            self.judge_copies(self.against(ledger, LOOSE, pool, places, ENGINE))
+
+    def loose_of(self, pool: str, ledger: Ledger, places: Tensor) -> Tensor:
+        """Return which places of a pool the engine may reuse, bool [n], for some places at least.
+
+        The last entry is that of no place.
+        """
+        key, most = (pool, ledger.group.name), int(places.max()) if len(places) else 0
+        with torch.inference_mode(False):  # It is also changed outside of forwards.
+            found = self.loose.setdefault(key, torch.zeros(1, dtype=torch.bool))
+            if len(found) < most + 2:
+                fresh = torch.zeros(max(most + 2, 2 * len(found)), dtype=torch.bool)
+                fresh[: len(found) - 1] = found[:-1]
+                self.loose[key] = found = fresh
+        return found
+
+    def of_engine(
+        self, ledger: Ledger, moving: Moving, side: str, places: Tensor, act: str
+    ) -> Iterator[DuringCopy]:
+        """Yield what the engine does against a copy under way, if there are places."""
+        if len(places):
+            yield DuringCopy(self.number, ledger, moving, side, places, act, ENGINE)
 
     def change_during(self, ledger: Ledger, what: str, slots: Tensor, calls: Tensor) -> None:
         """Note or judge a change of slots of copies under way."""
@@ -718,7 +768,9 @@ class Between(Boundary):
             self.lost = self.gone = True
             for changes in self.changes.values():
                 changes.noted.clear()
-            for held in (self.loading, self.relayed.waiting, self.stored, self.copies_of):
+            for held in (
+                *(self.loading, self.relayed.waiting, self.stored, self.copies_of, self.loose),
+            ):
                 held.clear()
             self.running.clear()
             for moves in self.moves.values():

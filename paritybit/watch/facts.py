@@ -227,6 +227,8 @@ class Copy:
     - `request`: the request that needs it, if there is one.
     - `queue`: copies of one queue run one after another, in the order in which they begin.
     - `after`: another queue for which it waits, such as FORWARDS.
+    - `kept`: which of "source" and "target" the engine neither frees nor evicts before its end.
+    - `planned`: whether it is still to begin, so that its places may be read and written.
     """
 
     group: str
@@ -235,6 +237,8 @@ class Copy:
     request: str = ""
     queue: str = ""
     after: str = ""
+    kept: tuple[str, ...] = ()
+    planned: bool = False
 
 
 FORWARDS = "forwards"

@@ -13,13 +13,16 @@ from paritybit.watch.facts import FORWARDS, Copy
 from paritybit.watch.ledger import SlotCall
 
 READ, WRITTEN, SOURCE, TARGET = "reads", "writes", "copies from", "copies to"
-"""What is done to a place."""
+LOOSE, AWAITS = "may reuse", "does not wait for"
+"""What is done to a place. The last two are by an engine to which the place is free or may be
+evicted, or the copy is over."""
 
 FORBIDDEN: Mapping[str, tuple[str, ...]] = {
     READ: ("target",),
     SOURCE: ("target",),
     WRITTEN: ("source", "target"),
     TARGET: ("source", "target"),
+    LOOSE: ("source", "target"),
 }
 """Of which side of a copy under way a place must not be for each of them."""
 
@@ -108,6 +111,8 @@ class Moves:
             if self.hits(pool, places, side) is None:
                 continue
             for one in self:
+                if one.copy.planned if act != LOOSE else side not in one.copy.kept:
+                    continue
                 if one.pool(side) == pool and one.copy.queue not in queues:
                     mask = torch.isin(places, one.places(side))
                     if bool(mask.any()):

@@ -254,7 +254,7 @@ def test_a_copy_to_the_host_ends_when_the_cache_takes_its_note(
     if taken:
         copies.take()
     copies.scene.forward("b", [1, 2], 0, {"full": [SLOTS[1], 20]})
-    assert copies.scene.checks() == ([] if over and taken else ["copy under way"])
+    assert copies.scene.checks() == ["copy under way"] * (not (over and taken)) * (1 + taken)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -297,10 +297,67 @@ def test_a_storage_holds_the_slots_that_it_copies(over: bool, copies: Copies) ->
     hooked(copies.engine.stores, lambda *_: 7, *given)
     if over:
         hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=7))
-    copies.engine.happened("freed", copies.host, torch.tensor(PLACES))
+    for what in ("freed", "handed out"):
+        copies.engine.happened(what, copies.host, torch.tensor(PLACES))
     copies.start_writing([8, 9], PLACES[:2])
     copies.scene.forward("c", [1], 0, {"full": [40]})
+    assert copies.scene.checks() == ([] if over else ["copy under way"] * 2)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_storage_is_done_when_the_cache_gives_its_slots_up(over: bool, copies: Copies) -> None:
+    copies.written()
+    given = copies.controller, torch.tensor(PLACES)
+    hooked(copies.engine.stores, lambda *_: 7, *given)
+    for noted in ({7: None}, {}):
+        if over and not noted:
+            hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=7))
+        cache = Part(cache_controller=copies.controller, ongoing_backup=noted)
+        hooked(copies.engine.polled, lambda *_: None, cache)
+    copies.scene.forward("c", [1], 0, {"full": [40]})
     assert copies.scene.checks() == ([] if over else ["copy under way"])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_retracted_request_is_copied_before_it_gives_up_its_slots(
+    waits: bool, copies: Copies
+) -> None:
+    copies.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+    completion = Part(finish_event=Part(query=lambda: waits))
+
+    def backs_up(cache: object) -> None:
+        given = copies.host, copies.pool, torch.tensor(PLACES), torch.tensor(SLOTS)
+        hooked(copies.engine.back_up, lambda *_: None, *given)
+        hooked(copies.engine.completion_of, lambda *_: completion, Part(), [])
+
+    hooked(copies.engine.retracts, backs_up, Part())
+    copies.scene.forward("c", [1], 0, {"full": [40]})
+    assert copies.scene.checks() == ([] if waits else ["copy under way"])
+
+
+@pytest.mark.parametrize("freed", ["before", "after", "both"])
+def test_slots_are_there_until_their_copy_is_submitted(freed: str, copies: Copies) -> None:
+    copies.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+    queue = copies.controller.write_queue = list[Part]()
+
+    def write(*_: Any) -> None:
+        device, there = torch.tensor(SLOTS), torch.tensor(PLACES)
+        queue.append(Part(host_indices=there, device_indices=device))
+
+    def free() -> None:
+        copies.scene.freed("full", SLOTS, "pool.py:7 in free", "engine.py:9 in evict")
+
+    hooked(copies.engine.plans, write, copies.controller)
+    copies.scene.forward("c", [1], 0, {"full": [40]})  # It may still be written, and so may others.
+    if freed != "after":
+        free()
+        copies.scene.allocated("full", SLOTS, "pool.py:5 in take", "engine.py:8 in admit")
+    copies.start_writing(SLOTS, PLACES).over = True
+    copies.take()
+    if freed != "before":
+        free()
+    copies.scene.forward("d", [1], 0, {"full": [41]})
+    assert copies.scene.checks() == ([] if freed == "after" else ["copy under way"])
 
 
 @pytest.mark.parametrize("given_up", [None, 2, 4])
@@ -381,6 +438,20 @@ def test_what_is_known_of_a_retracted_request_comes_back_with_it(
     del saved[1], layers, given
     hooked(copies.engine.save, lambda *_: [torch.zeros(3)], copies.pool, torch.tensor(SLOTS[:3]))
     assert sorted(span for _, span in copies.engine.saved.weak.values())[0] == (0, 2)
+
+
+@pytest.mark.parametrize("made", [python, rust])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_all_slots_of_the_host_are_free_after_a_flush(
+    made: Callable[[list[int], int], Part], kept: int, copies: Copies
+) -> None:
+    cache = made([*range(kept, SIZE)], 0)
+    if made is python:
+        cache.root_node.children.clear()
+        cache.host_pool_group.entry_map["swa"].host_pool.release_slots.append(torch.tensor([0]))
+    scheduler = Part(tree_cache=cache)
+    hooked(copies.engine.emptied, lambda *_: True, scheduler)
+    assert copies.scene.checks() == ["leak"] * kept
 
 
 @pytest.mark.parametrize("busy", ["", "swa", *QUEUES, *UNDER_WAY])

@@ -965,7 +965,7 @@ def test_what_happens_on_the_host_during_a_copy_is_counted(served: Served, simpl
     served.scheduler.connector = Part(_connectors=parts)
     one = job(True, [1], [0])
     if simple:
-        hooked(served.engine.launches, lambda *_: None, Part(), [1], [0], True, 3)
+        hooked(served.engine.launches, lambda *_: None, Part(), [1], [1], True, 3)
         hooked(served.engine.takes, lambda *_: [Part(block_id=1)], queue, 1)
         hooked(served.engine.frees, lambda *_: None, queue, [Part(block_id=2)])
     else:
@@ -976,6 +976,28 @@ def test_what_happens_on_the_host_during_a_copy_is_counted(served: Served, simpl
     assert served.found() == set()
     happened = {name for name in served.journal.counts if name.startswith("copies under way")}
     assert happened == {"copies under way: a slot was handed out"}
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_chunk_that_is_loaded_is_not_evictable(served: Served, when: str, pinned: bool) -> None:
+    chunk = Part(chunk_id=0, ref_cnt=0)
+    manager = Part(_policy={"key": chunk})
+    served.scheduler.connector = Part(connector_scheduler=Part(manager=manager))
+    one = job(False, [5], [0])
+
+    def refers(count: int) -> None:
+        chunk.ref_cnt = count
+        hooked(served.engine.refers, lambda *_: None, manager, ["key"])
+
+    refers(int(pinned and when == "during"))
+    refers(int(pinned or when == "during"))
+    served.run(DECODE, [[1, 2], [3, 4]], 6, [16])
+    hooked(served.engine.submits, lambda *_: None, Part(), 7, one.src_spec, one.dst_spec)
+    if not pinned and when == "during":
+        refers(0)
+    served.run(output({"a": 1}, cached={"a": (7, None)}), [[1, 2], [3, 4]], 7, [17])
+    assert served.found() == (set() if pinned else {"copy under way"})
 
 
 def test_a_chunk_on_the_host_that_nobody_has_is_a_leak(served: Served) -> None:

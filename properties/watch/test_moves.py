@@ -251,6 +251,59 @@ def test_a_copy_that_never_ends_is_a_leak_if_the_engine_says_that_none_runs(
     assert scene.checks() == ["leak"] * (2 if pool == "host" and not over else 0)
 
 
+KEPT: dict[str, tuple[str, Act, str]] = {
+    "freed": (
+        "source",
+        lambda one: one.watcher.freed("full", torch.tensor(SLOTS)),
+        "slot 3 (full)",
+    ),
+    "evictable": (
+        "target",
+        lambda one: one.watcher.happened("evictable", "full", at(HOST, "host")),
+        "slot 7 (host)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", ["source", "target"])
+@pytest.mark.parametrize("when", ["before", "while it is planned", "during", "reused", "after"])
+@pytest.mark.parametrize("what", KEPT)
+def test_what_a_copy_keeps_cannot_be_reused(scene: Scene, what: str, when: str, kept: str) -> None:
+    """It is neither free nor evictable, whether or not anybody takes it."""
+    side, act, text = KEPT[what]
+    scene.forward("a", TOKENS, 0, SLOTS)
+    if when in ("before", "reused"):
+        act(scene)
+    if when == "reused":
+        scene.watcher.allocated("full", torch.tensor(SLOTS))
+        scene.watcher.happened("pinned", "full", at(HOST, "host"))
+    planned = when == "while it is planned"
+    ends = at(SLOTS[:3]), at(HOST, "host")
+    copy = Copy("full", *ends, kept=(kept,), planned=planned)
+    scene.watcher.begin_copies("store", [copy])
+    if planned or when == "during":
+        act(scene)
+    scene.watcher.end_copies("store")
+    if when == "after":
+        act(scene)
+    scene.forward("b", [1], 0, [40])
+    wrong = side == kept and when not in ("reused", "after")
+    assert scene.checks() == (["copy under way"] if wrong else [])
+    if wrong:
+        assert f"the engine may reuse {text}" in scene.lines("finding")[0]["text"]
+
+
+@OVER
+def test_the_engine_takes_no_copy_for_over_that_runs(scene: Scene, over: bool) -> None:
+    scene.forward("a", TOKENS, 0, SLOTS)
+    store(scene)
+    if over:
+        scene.watcher.end_copies("store")
+    scene.watcher.acknowledged("store")
+    scene.forward("b", [1], 0, [40])
+    assert scene.checks() == ([] if over else ["copy under way"] * 2)
+
+
 def test_what_happens_to_a_place_of_a_copy_elsewhere_is_counted(scene: Scene) -> None:
     scene.forward("a", TOKENS, 0, SLOTS)
     store(scene)

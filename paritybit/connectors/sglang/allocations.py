@@ -241,6 +241,8 @@ class Allocations(Transfers):
                 self.states.compared &= bool(done)  # Else states may be those of other weights.
         elif (released := original.having("tags")) is not None:
             done = "kv_cache" in (released.tags or ("kv_cache",))
+        elif result:
+            self.flushed(maybe(original.args[0], "tree_cache"))
         if self.watcher is not None and done:
             self.watcher.emptied()
 

@@ -104,6 +104,15 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "submit": tuple(
         f"{path}.{name}" for path in CONTROLLERS for name in ("start_writing", "start_loading")
     ),
+    "plans": tuple(f"{path}.{name}" for path in CONTROLLERS for name in ("write", "load")),
+    "retracts": tuple(
+        f"{CACHE}.unified_radix_cache.UnifiedRadixCache.{name}_kv_cache"
+        for name in ("backup", "restore")
+    ),
+    "completion_of": tuple(
+        f"{CACHE}.l2_transfer.L2TransferEngine.submit_{way}"
+        for way in ("device_to_host", "host_to_device")
+    ),
     "completes": (
         f"{TRANSFERS}.{OFFLOADER}._check_offload_progress",
         *(
@@ -150,7 +159,10 @@ APART: dict[str, tuple[str, ...]] = {
 """The functions of transfers between prefill and decode."""
 
 
-OPTIONAL = ("restore", "verifies", "clear_state", "parts", "rejoins", "embeds")
+OPTIONAL = (
+    *("restore", "verifies", "clear_state", "parts", "rejoins", "embeds"),
+    *("retracts", "completion_of"),
+)
 """The hooks that releases may lack."""
 
 

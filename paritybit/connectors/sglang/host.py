@@ -4,6 +4,7 @@ A copy is under way from its submission until the engine sees its end, or a forw
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,9 @@ NOTES = "prefetch_sync_queue", "ack_prefetch_queue"
 RUNS, DONE, TAKEN = range(3)
 """How far a fetch is: its thread runs, or is done, or the prefix cache has taken its notes."""
 
+COPYING, ENDS = ("write", "load"), ("source", "target")
+"""The copies whose slots are in use until their note is taken, and their ends."""
+
 BUFFERS = "get_key_buffer", "get_value_buffer", "get_kv_buffer"
 """The methods by which attention gets a layer of a pool, once it has waited for it."""
 
@@ -64,6 +68,8 @@ class Hosts(Following):
         """The name of the copies that a controller submits now."""
         self.begun = set[str]()
         """The groups of these copies."""
+        self.planned: dict[int, list[str]] = {}
+        """By controller, the names of the copies that it has not submitted."""
         self.submitted: dict[str, tuple[Any, Any, int]] = {}
         """By name of copies, the engine's note of their end, and where a forward waits for it."""
         self.paged: ByObject[tuple[Any, int]] = ByObject()
@@ -72,6 +78,10 @@ class Hosts(Following):
         """The key of the file that a tensor was read from."""
         self.fetches: dict[str, tuple[Any, int]] = {}
         """By name of copies from files, what a storage fetches, and how far that is."""
+        self.completion: Any = None
+        """The engine's note of the end of the copies that were submitted last."""
+        self.backups: dict[str, bool] = {}
+        """By name of copies to files, whether the prefix cache has noted them."""
         self.fetching = ""
         """The name of the copies that the thread of a storage makes now."""
         self.beside: dict[str, list[Copy]] = {}
@@ -105,11 +115,41 @@ class Hosts(Following):
 
     # Copies between a pool and the host.
 
+    def plans(self, original: Call, controller: Any) -> None:
+        """Report copies that a controller will submit later. Their slots must be there until then.
+
+        Those of ranks that share contexts have other numbers then.
+        """
+        loads = original.function.__name__ == "load"
+        queue = maybe(controller, f"{'load' if loads else 'write'}_queue")
+        before = len(queue or ())
+        original()
+        shared = (maybe(storing(controller), "dcp_size") or 1) > 1
+        if self.watcher is None or shared or len(queue or ()) <= before:
+            return
+        copies, operation = list[Copy](), queue[-1]
+        parts = [(storing(controller), operation)]
+        for one in maybe(operation, "pool_transfers") or ():
+            entry = controller.mem_pool_host.entry_map.get(one.name)
+            parts.append((maybe(entry, "host_pool"), one))
+        for pool, one in parts:
+            group = None if pool is None else self.names.get(pool)
+            here, there = one.device_indices, one.host_indices
+            if group is not None and here is not None and there is not None:
+                ends = (At(there, HOST), At(here)) if loads else (At(here), At(there, HOST))
+                copies.append(Copy(group, *ends, kept=ENDS, planned=True))
+        name = f"planned {next(self.numbers)}"
+        self.planned.setdefault(id(queue), []).append(name)
+        self.watcher.begin_copies(name, copies)
+
     def submit(self, original: Call, controller: Any) -> None:
         """Name the copies that a controller submits."""
         if self.watcher is None or self.submitting:
             return
         loads = "load" in original.function.__name__
+        queue = maybe(controller, f"{'load' if loads else 'write'}_queue")
+        for name in self.planned.pop(id(queue), ()):
+            self.watcher.end_copies(name)
         before = {id(ack) for ack in acks(controller)}
         self.submitting = f"{'load' if loads else 'write'} {next(self.numbers)}"
         self.begun = set()
@@ -166,12 +206,37 @@ class Hosts(Following):
         if self.watcher is not None and self.submitting and group not in self.begun:
             self.begun.add(group)
             queue = self.submitting.split()[0]
-            self.watcher.begin_copies(self.submitting, [Copy(group, source, target, queue=queue)])
+            kept = ENDS if queue in COPYING else ()
+            copy = Copy(group, source, target, queue=queue, kept=kept)
+            self.watcher.begin_copies(self.submitting, [copy])
+
+    def retracts(self, original: Call, cache: Any) -> None:
+        """Name the copies of a retracted request, for which the engine must wait."""
+        if self.watcher is None:
+            return
+        self.submitting, self.begun = f"retraction {next(self.numbers)}", set[str]()
+        self.completion = None
+        try:
+            original()
+        finally:
+            name, self.submitting = self.submitting, ""
+        if self.completion is not None and not self.completion.finish_event.query():
+            self.watcher.acknowledged(name)
+        self.watcher.end_copies(name)
+
+    def completion_of(self, result: Any, transfers: Any) -> None:
+        """Note what says when the copies that were submitted last are over."""
+        self.completion = result
 
     def completes(self, result: Any, cache: Any) -> None:
         """Report the end of the copies whose notes the prefix cache has taken."""
         if (controller := maybe(cache, "cache_controller")) is not None:
-            self.finished({id(ack) for ack in acks(controller)})
+            waiting = {id(ack) for ack in acks(controller)}
+            for name, (ack, counter, _) in self.submitted.items():
+                mine = counter is controller.layer_done_counter and id(ack) not in waiting
+                if self.watcher is not None and mine and not ack.finish_event.query():
+                    self.watcher.acknowledged(name)
+            self.finished(waiting)
 
     def finished(self, waiting: Collection[int] = ()) -> None:
         """Report the end of copies, except for those whose notes are still `waiting`."""
@@ -255,8 +320,10 @@ class Hosts(Following):
         self.finished()
         group = self.group_on_host(controller)
         if self.watcher is not None and group is not None:
-            copy = Copy(group, At(host_indices, HOST), NOWHERE, queue="backup")
+            here = At(host_indices, HOST)
+            copy = Copy(group, here, NOWHERE, queue="backup", kept=ENDS[:1])
             self.watcher.begin_copies(f"backup {result}", [copy])
+            self.backups[f"backup {result}"] = False
 
     def group_on_host(self, controller: Any) -> str | None:
         """Return the group whose pool on the host a storage copies to files, if it is followed."""
@@ -318,6 +385,11 @@ class Hosts(Following):
         A thread may still hold a note between two queues, so a fetch is forgotten one poll later.
         Until then, host slots of an aborted request may wait to be freed.
         """
+        noted = {f"backup {number}" for number in maybe(cache, "ongoing_backup") or ()}
+        for name, known in self.backups.items():
+            if self.watcher is not None and known and name not in noted:
+                self.watcher.acknowledged(name)
+            self.backups[name] = name in noted
         queues = (maybe(cache, f"cache_controller.{name}.queue") for name in NOTES)
         waiting = {id(note.operation) for queue in queues for note in queue or ()}
         for name, (operation, state) in [*self.fetches.items()]:
@@ -331,6 +403,7 @@ class Hosts(Following):
 
     def stored(self, result: Any, controller: Any, operation: Any) -> None:
         """Report that a storage has copied slots of the host to files, or has failed."""
+        self.backups.pop(f"backup {operation.id}", None)
         if self.watcher is not None:
             self.watcher.end_copies(f"backup {operation.id}")
 
@@ -364,6 +437,15 @@ class Hosts(Following):
             page = At(torch.arange(index, index + size), HOST)
             file = At(self.watcher.places(FILES, [key], size), FILES)
             self.watcher.moved(group, *((file, page) if loads else (page, file)))
+
+    def flushed(self, cache: Any) -> None:
+        """Judge whether all slots of the host pools are free, after a flush."""
+        self.backups.clear()
+        with self.needing("{} are not watched"):
+            hosts = slots_of(cache, self.unfilled).items()
+            empty = {name: replace(one, cached=one.cached[:0]) for name, one in hosts}
+            if self.watcher is not None and empty:
+                self.watcher.idle({}, hosts=empty)
 
     def on_host(self, cache: Any) -> dict[str, HostSlots]:
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""

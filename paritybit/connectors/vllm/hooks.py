@@ -82,6 +82,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *(f"{QUEUE}.{name}" for name in ("popleft", "popleft_n", "remove")),
         f"{CHUNKS}._allocate_chunks",
     ),
+    "refers": tuple(
+        f"{CHUNKS}.{name}" for name in ("prepare_load", "complete_load", "complete_store")
+    ),
     "shares": ("vllm.v1.core.block_pool.BlockPool.touch",),
     "expects": (f"{OFFLOADING}.handle_preemptions",),
     "stores": (f"{OFFLOADING}.prepare_store_kv",),

@@ -41,6 +41,9 @@ FOLLOWED = {
 SEVERAL = "MultiConnector", "connectors"
 """The connector that has others, and its setting that names them."""
 
+HERE, THERE, ENDS = "here", "there", ("source", "target")
+"""The ends of a copy: the device, and the pool elsewhere. Then, by what each is for a copy."""
+
 Part = tuple[str, Tensor, Tensor]
 """A KV group, its slots, and the places elsewhere from or to which these are copied."""
 
@@ -92,20 +95,24 @@ class Moving(Blocks):
         stores: bool,
         request: str = "",
         waits: bool = True,
+        kept: Sequence[str] = (HERE, THERE),
     ) -> None:
         """Report that the engine begins a copy to a pool elsewhere, or back.
 
-        `waits` says whether it waits for the forwards that were launched before.
+        `waits` says whether it waits for the forwards that were launched before. See `Copy` for
+        what is `kept`, of the two ends.
         """
         if self.watcher is None or name in self.watcher.copies_of:
             return
         copies = list[Copy]()
+        sides = dict(zip((HERE, THERE) if stores else (THERE, HERE), ENDS, strict=True))
         for group, slots, places in parts:
             here, there = At(slots), At(places, pool)
             ends = (here, there) if stores else (there, here)
             # Copies of one direction run one after another.
             queue = f"{pool} {'stores' if stores else 'loads'}"
-            copies.append(Copy(group, *ends, request, queue, FORWARDS if waits else ""))
+            mine = tuple(sides[one] for one in kept)
+            copies.append(Copy(group, *ends, request, queue, FORWARDS if waits else "", mine))
         self.watcher.begin_copies(name, copies)
 
     def over(self, names: Iterable[str]) -> None:
@@ -141,7 +148,9 @@ class Moving(Blocks):
         stores = hasattr(source, "group_sizes")
         ends = (source, target) if stores else (target, source)
         parts = self.parts_of(*ends)
-        self.starts(f"job {number}", HOST, parts, stores=stores, request=request)
+        # It may free the blocks of a store, and then waits for it before they are written.
+        kept = (THERE,) if stores else (HERE, THERE)
+        self.starts(f"job {number}", HOST, parts, stores=stores, request=request, kept=kept)
 
     def expects(self, worker: Any, metadata: Any) -> None:
         """Note the requests of stores, some of which the engine makes before the forward."""

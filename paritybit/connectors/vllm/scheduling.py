@@ -106,6 +106,12 @@ class Scheduling(Following):
         mine = [block for block in blocks if not block.is_null]
         self.note(pool.free_block_queue, mine, "shared")
 
+    def refers(self, result: Any, manager: Any, keys: Any) -> None:
+        """Note which blocks on the host the engine may evict, and which it keeps for copies."""
+        chunks = [one for key in keys if (one := manager._policy.get(key)) is not None]
+        self.note(manager, [one for one in chunks if one.ref_cnt == 0], "evictable")
+        self.note(manager, [one for one in chunks if one.ref_cnt != 0], "pinned")
+
     def note(self, owner: Any, blocks: Any, what: str) -> None:
         """Note what happened to blocks, if the owner is the scheduler's queue, or of a pool."""
         blocks = blocks if isinstance(blocks, list) else [blocks]
@@ -118,7 +124,7 @@ class Scheduling(Following):
         happened = {"allocated": "handed out"}.get(what, what)
         for one in parts_of(maybe(self.scheduler, "connector")):
             if maybe(one, "scheduler_manager.cpu_block_pool.free_block_queue") is owner:
-                pool, places = SIMPLE, [block.block_id - 1 for block in blocks]  # 0 is none.
+                pool, places = SIMPLE, [block.block_id for block in blocks]
             elif host_of(one) is owner:
                 pool, places = HOST, [chunk.chunk_id for chunk in blocks]
             else:
