@@ -339,6 +339,27 @@ def test_a_block_that_is_added_to_the_prefix_cache_must_be_written() -> None:
         assert [one.check for one in journal.found] == ["uninitialised read"] * found
 
 
+@pytest.mark.parametrize(
+    ("evictable", "held", "text"),
+    [
+        ([6], [7, 7], ""),
+        ([6, 7], [7], f"{PAGE} slots count as evictable and are not in the prefix cache"),
+        ([], [7], f"{PAGE} slots of the prefix cache can never be evicted"),
+    ],
+)
+def test_a_block_is_evictable_if_no_request_holds_it(
+    evictable: list[int], held: list[int], text: str
+) -> None:
+    journal, cache = InMemory(Path()), a_cache()
+    engine = FollowedCache(cache, "5", journal, Settings(""))
+    mine = cache.cache_allocators[FULL]
+    mine.block_table["a"], mine.ledger.block_to_hash = held, {6: 1, 7: 2}
+    mine.ledger.cached_blocks = dict.fromkeys(evictable)
+    engine.judge_cached()
+    assert [one.check for one in journal.found] == ["leak"] * bool(text)
+    assert all(text in one.text for one in journal.found)
+
+
 def an_io(batch: TransformersBatch) -> SimpleNamespace:
     """Return the static tensors of the engine in which the arguments of a batch lie."""
     given = batch.given

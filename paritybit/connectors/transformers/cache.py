@@ -67,6 +67,11 @@ class LayerGroup:
         """Return the blocks that only the prefix cache holds."""
         return set(self.allocator.ledger.cached_blocks)
 
+    def unused(self) -> set[int]:
+        """Return the blocks that can be shared, and that no request holds."""
+        shared = set(self.allocator.ledger.block_to_hash)
+        return shared.difference(*self.allocator.block_table.values())
+
 
 def parts_of(cache: Any) -> dict[str, LayerGroup]:
     """Return the groups of a PagedAttentionCache by name. Raises NotRecognisedError."""

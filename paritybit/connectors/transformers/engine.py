@@ -107,6 +107,7 @@ class FollowedCache(Following):
             if writer is not None:
                 early = {name: tensor.clone() for name, tensor in inputs.items()}
                 writer.synchronize()
+            self.judge_cached()
             batch = TransformersBatch(planned, given, self.parts)
             owned = caches.owned(self.parts, batch.written())
             forward = Forward("warmup", (), owned)
@@ -120,6 +121,13 @@ class FollowedCache(Following):
                 sources = filled(inputs, self.prepared, self.names) | masks
                 self.judge(runner, batch, sources, unordered(early, inputs))
                 self.run(runner, model, batch, original)
+
+    def judge_cached(self) -> None:
+        """Judge whether the engine may evict what no request holds, and nothing else."""
+        for name, part in self.parts.items():
+            unused, evictable = part.unused(), part.cached()
+            if unused or evictable:
+                self.watcher.cached(name, part.of_blocks(unused), part.page * len(evictable))
 
     def skipped(
         self, planned: list[PlannedRequest], given: Mapping[str, Any], run: Callable[[], Any]

@@ -30,7 +30,8 @@ class TransformersServed(Common):
 
     - `full`: all layers have full attention, because only such models share prefixes.
     - `offload`, `small_host`: KV moves to the host if the pool is full. A small host has only room
-      for one kind of layers, so each request has to start again.
+      for one kind of layers, so each request has to start again, or if all are of one kind, for a
+      part of the pool, so some have to.
     - `samples`: the number of sequences per request, which are forked after the prompt.
     - `sampling`: each request has its own parameters of sampling.
     - `streamed`: answers come token by token, and with log-likelihoods.
@@ -117,7 +118,8 @@ class TransformersServed(Common):
         layers = lcm(*map(kinds.count, {*kinds}))  # Of a sector, which has pages of any kind.
         heads, width = int(config["num_key_value_heads"]), int(config["head_dim"])
         size = 4 if self.dtype == "float32" else 2
-        return layers * 2 * heads * width * self.page_size * size / 2**30
+        tokens = POOL // 4 if self.full else self.page_size
+        return layers * 2 * heads * width * tokens * size / 2**30
 
     def batching(self) -> Mapping[str, Any]:
         """Return the settings of ContinuousBatchingConfig."""
