@@ -167,6 +167,7 @@ class Answer:
     - `given`, `copies`: the lists that the engine delivered last, and what they were then.
       `altered` says whether an earlier one has changed.
     - `recorded`: the tokens that the engine's scheduler has, if they are known.
+    - `before`: the positions in its prompt of tokens that a greedy request got.
     """
 
     prompt: Sequence[int]
@@ -189,6 +190,7 @@ class Answer:
     copies: list[list[Any]] = field(default_factory=list)
     altered: bool = False
     recorded: Sequence[int] | None = None
+    before: range = range(0)
 
     def deliver(self, *lists: Sequence[Any]) -> None:
         """Note lists that the engine delivers, and must not change later."""

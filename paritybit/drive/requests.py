@@ -51,6 +51,12 @@ EXTRA = 1 / 3
 """The part of the requests of a wave that have an extra parameter. Half of it is the part of the
 waves that have one out of turn."""
 
+UNMASKED = {"top_k", "top_p", "min_p", "seed", "ignore_eos", "likelihoods"}
+"""Parameters of sampling with which the likeliest token stays the likeliest."""
+
+CHECKED, BRIEF = 3, 128
+"""How many greedy requests of a wave are checked, and the most tokens of one."""
+
 COMPARED, CROWD = 3, 5
 """The numbers of requests of `sample`: those that are compared, and those beside them."""
 
@@ -378,6 +384,36 @@ def with_aborts_of_moving(seed: int, given: Iterable[Wave]) -> Iterator[Wave]:
 def without_aborts(given: Iterable[Wave]) -> Iterator[Wave]:
     """Abort no request."""
     return with_each(given, lambda one: replace(one, aborted=None))
+
+
+def with_checks(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wave]:
+    """Let some greedy requests go on with a turn that asks how likely their tokens are.
+
+    An engine then computes all of these tokens again, as a prompt.
+    """
+    draw = Draw(f"checks {seed}", limits)
+    for wave in given:
+        plain = [
+            one
+            for one in wave.requests
+            if (one.follows, one.session, one.aborted, one.temperature) == (None, None, None, 0)
+            and {*(one.sampling or Sampling()).given()} <= UNMASKED
+            and one.length + one.tokens <= min(BRIEF, limits.longest // 2)
+            and all(part.image is None for part in one.prompt)
+        ]
+        turns = list[Planned]()
+        for one in draw.chance.sample(plain, min(CHECKED, len(plain))):
+            first = one.length - (one.length % 4 == 0)  # Engines list some likeliest tokens then.
+            turns.append(
+                replace(
+                    draw.second_turn(one, 1, 2),
+                    name=f"check of {one.name}",
+                    sampling=Sampling(likelihoods=first),
+                    adapter=one.adapter,
+                    space=one.space,
+                )
+            )
+        yield replace(wave, requests=(*wave.requests, *turns))
 
 
 def with_each(given: Iterable[Wave], change: Callable[[Planned], Planned]) -> Iterator[Wave]:

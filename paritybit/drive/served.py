@@ -16,6 +16,7 @@ from paritybit.drive.requests import (
     waves,
     with_aborts,
     with_aborts_of_moving,
+    with_checks,
     with_extras,
     with_priorities,
     with_repeats,
@@ -106,6 +107,11 @@ class Common:
         return False
 
     @property
+    def repeatable(self) -> bool:
+        """Whether a prompt has the log-likelihoods of the tokens that were generated before."""
+        return False
+
+    @property
     def extras(self) -> Sequence[str]:
         """The parameters of sampling that only some requests of some waves have."""
         return ()
@@ -117,6 +123,8 @@ class Common:
         given = with_aborts(self.seed, given) if self.aborts else without_aborts(given)
         if self.moves:
             given = with_aborts_of_moving(self.seed, given)
+        if self.repeatable:
+            given = with_checks(self.seed, given, self.limits())
         if self.priorities:
             given = with_priorities(self.seed, given, self.limits())
         acts = [one for one in self.ACTIONS if one != "adapters" or getattr(self, "adapters", None)]

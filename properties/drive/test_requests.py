@@ -19,6 +19,7 @@ from paritybit.drive.requests import (
     FEW,
     KINDS,
     RETURNS,
+    UNMASKED,
     Kind,
     Limits,
     edges,
@@ -337,6 +338,24 @@ def test_each_engine_gets_prompts_again(name: str) -> None:
             prompts.append(one.prompt)
     assert again > 5
     assert old > 2
+
+
+def test_some_greedy_requests_go_on_with_one_that_asks_how_likely_their_tokens_are() -> None:
+    served, checked = VllmServed(), 0
+    for wave in islice(served.traffic(), 8):
+        named = {one.name: one for one in wave.requests}
+        for one in (each for each in wave.requests if each.name.startswith("check of")):
+            first, asked = named[str(one.follows)], one.sampling
+            assert first.temperature == 0 and {*(first.sampling or Sampling()).given()} <= UNMASKED
+            assert asked is not None and asked.likelihoods is not None
+            assert asked.likelihoods <= first.length and asked.likelihoods % 4
+            assert (one.adapter, one.space) == (first.adapter, first.space)
+            checked += 1
+    assert checked > 9
+    others = replace(served, actions=True), replace(served, quantised="fp8")
+    for other in others:
+        waves_of = islice(other.traffic(), 4)
+        assert not any("check" in one.name for wave in waves_of for one in wave.requests)
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm"])

@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from paritybit.harness.errors import CannotRunError
 from paritybit.connectors.sharing import Share
 from paritybit.drive.adapters import Environment
 from paritybit.drive.answers import Answer
+from paritybit.drive.script import Part, Planned, Sampling
 from paritybit.drive.vllm import host
 from paritybit.drive.vllm.adapter import ADAPTER, TABLE
 from paritybit.drive.vllm.answers import VllmGrammar
@@ -31,6 +33,7 @@ from paritybit.drive.vllm.attention import (
 from paritybit.drive.vllm.host import copy_in_turns
 from paritybit.drive.vllm.serving import Vllm, likely, preempt
 from paritybit.drive.vllm.settings import EXPERTS, VllmServed
+from paritybit.drive.vllm.shortage import INTERVAL, LATEST, preempt_often
 from paritybit.drive.vllm.stand_ins import Generator, noted
 
 PAGE, HEADS, WIDTH = 4, 2, 8
@@ -481,6 +484,56 @@ def test_an_answer_is_compared_with_the_output_of_its_request(right: bool) -> No
     engine._arrive(SimpleNamespace(request_id="a"), answer)
     answer.tokens = [4 if right else 5]
     assert any(answer.wrong()) != right
+
+
+@pytest.mark.parametrize(
+    ("greedy", "adapter", "found"), [(True, 1, 1), (True, None, 0), (False, 1, 0)]
+)
+def test_a_greedy_token_is_the_likeliest_if_it_comes_back_in_a_prompt(
+    greedy: bool, adapter: int | None, found: int
+) -> None:
+    engine, ranks = Vllm(VllmServed()), {3: (2, -1.2), 4: (1, -0.1)}
+    first = Planned("a", (Part("a", 2),), 1, adapter=1)
+    engine._answers["check"] = later = Answer([7, 8, 3, 5], 1, Sampling(likelihoods=1), text="")
+    mine = Answer([7, 8], 1, tokens=[3], greedy=greedy)
+    engine._relate(first, mine)
+    engine._relate(replace(first, name="check", follows="a", adapter=adapter), later)
+    later.likeliest = 1
+    step = {token: SimpleNamespace(rank=at, logprob=one) for token, (at, one) in ranks.items()}
+    sure = {token: SimpleNamespace(rank=1, logprob=-0.1) for token in (8, 5)}
+    made = SimpleNamespace(token_ids=[6], text="", logprobs=[{6: sure[5]}], finish_reason="length")
+    prompt = [None, {8: sure[8]}, step, {5: sure[5]}]
+    output = SimpleNamespace(
+        outputs=[made], request_id="check", prompt_logprobs=prompt, finished=False
+    )
+    processed = SimpleNamespace(reqs_to_abort=[], request_outputs=[output])
+    engine._outputs = SimpleNamespace(process_outputs=lambda _: processed)
+    engine._core = SimpleNamespace(abort_requests=lambda _: None)
+    engine._hear([])
+    assert sum("likelier" in text for text in later.wrong()) == found
+
+
+def test_the_pool_refuses_running_requests_alone_and_then_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Manager:
+        def new_step_starts(self) -> None: ...
+
+        def allocate_slots(self, request: Any) -> str:
+            return "blocks"
+
+    module = SimpleNamespace(KVCacheManager=Manager)
+    name = "vllm.v1.core.kv_cache_manager"
+    monkeypatch.setitem(sys.modules, name, cast("Any", module))
+    preempt_often()
+    given = [SimpleNamespace(status=SimpleNamespace(name=one)) for one in ("WAITING", "RUNNING")]
+    refused = list[tuple[int, str]]()
+    for step in range(3 * INTERVAL):
+        Manager().new_step_starts()
+        for one in given * (LATEST + 1):
+            if Manager().allocate_slots(one) is None:
+                refused.append((step + 1, one.status.name))
+    assert refused == [(INTERVAL * at, "RUNNING") for at in (1, 2, 3)]
 
 
 def test_a_generator_of_a_cpu_goes_back_by_one_draw() -> None:

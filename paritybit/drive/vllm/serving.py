@@ -32,10 +32,12 @@ from paritybit.drive.answers import (
 )
 from paritybit.drive.configs import LackingError
 from paritybit.drive.engine import Acts, Engine, EngineFailedError, PlayedError
+from paritybit.drive.job import comparisons
 from paritybit.drive.models import VOCABULARY
 from paritybit.drive.operating.embeddings import embedding
 from paritybit.drive.operating.images import MERGED, grid, hash_of, images_of
 from paritybit.drive.operating.weights import other_weights
+from paritybit.drive.requests import UNMASKED
 from paritybit.drive.script import FIRST_TOKEN, Part, Planned, Sampling, Wave
 from paritybit.drive.vllm import apart, lora, ranks
 from paritybit.drive.vllm.answers import NAME, Compiler, tokenizer
@@ -47,9 +49,6 @@ from paritybit.watch import journal
 
 ARGUMENTS, CORE = "vllm.engine.arg_utils", "vllm.v1.engine.core"
 """The modules that import the engine. It reads the variables of settings later."""
-
-UNMASKED = {"top_k", "top_p", "min_p", "seed", "ignore_eos", "likelihoods"}
-"""Parameters of sampling with which the likeliest token stays the likeliest."""
 
 LOWEST = -100.0
 """What is added to the logits of tokens that a processor forbids: the engine's least bias."""
@@ -84,6 +83,8 @@ class Vllm(Engine):
         os.environ.update(served.variables())
         self.served = served
         self._answers: dict[str, Answer] = {}
+        self._greedy: dict[str, tuple[int | None, Answer]] = {}
+        """The adapters and the answers of requests that get the likeliest tokens."""
         self._core: Any = None
         self._outputs: Any = None
         self._flushes = 0
@@ -135,7 +136,7 @@ class Vllm(Engine):
     @override
     def run(self) -> None:
         processors: Any = importlib.import_module("vllm.v1.engine.output_processor")
-        self._answers = {}
+        self._answers, self._greedy = {}, {}
         if self.served.apart and not Wire.decodes:
             Wire.answer(self._prefill)
             return
@@ -225,7 +226,9 @@ class Vllm(Engine):
             answer.text += made.text
             prompt, steps = output.prompt_logprobs or [], made.logprobs or []
             given = [Likely(answer.prompt[0], None) for _ in prompt[:1]]
-            given += [likely(one, answer, best=False) for one in prompt[1:]]
+            given += [
+                likely(one, answer, best=at in answer.before) for at, one in enumerate(prompt) if at
+            ]
             given = given[max(0, answer.asked.likelihoods or 0) :]
             given += [likely(one, answer, best=answer.greedy) for one in steps]
             answer.ranked += given
@@ -239,6 +242,8 @@ class Vllm(Engine):
         answer = self._answers.pop(name)
         if self.likely is not None:
             self.likely[name] = answer.steps
+        if answer.before and answer.likeliest and not answer.aborted:
+            journal.count(**{comparisons(self.served.model): 1})
         answer.judge(name, cut=len(answer.prompt) + answer.most >= CONTEXT)
         self.player.ended(name, answer.tokens)
 
@@ -302,6 +307,8 @@ class Vllm(Engine):
                 answer.likeliest, answer.others = 0, prompt[: answer.likeliest]
                 given |= {"logprobs": None, "logprob_token_ids": answer.others}
         pictures = [*images_of(one.prompt)]
+        if self.served.repeatable and not pictures:
+            self._relate(one, answer)
         if transfer is not None:
             given["extra_args"] = {"kv_transfer_params": dict(transfer)}
         how = sampling.SamplingParams(max_tokens=one.tokens, temperature=one.temperature, **given)
@@ -320,6 +327,14 @@ class Vllm(Engine):
             "mm_features": self._pictured(pictures) if pictures else None,
         }
         return structures.EngineCoreRequest(**more), answer
+
+    def _relate(self, one: Planned, answer: Answer) -> None:
+        """Note which tokens of an answer's prompt an earlier request got as the likeliest."""
+        adapter, first = self._greedy.get(one.follows or "", (None, None))
+        if first is not None and adapter == one.adapter:
+            answer.before = range(len(first.prompt), len(first.prompt) + len(first.tokens))
+        if answer.greedy:
+            self._greedy[one.name] = one.adapter, answer
 
     def _pictured(self, pictures: Sequence[tuple[int, Part]]) -> list[Any]:
         """Return the images of a prompt, as the engine's processor would."""

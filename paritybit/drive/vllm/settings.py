@@ -237,6 +237,14 @@ class VllmServed(Common):
         return self.failing or (self.several and self.seed % 2 == 1)
 
     @property
+    def retracts(self) -> bool:
+        """Whether the engine often preempts a request, as in every second pair of rows.
+
+        Requests with a single copy of their KV elsewhere may not come back.
+        """
+        return self.seed // 2 % 2 == 1 and not (self.files or self.cached or self.apart)
+
+    @property
     def policy(self) -> str:
         """What the engine does with a request whose load fails."""
         return "fail" if self.seed % 4 == 2 else "recompute"
@@ -252,6 +260,14 @@ class VllmServed(Common):
         extras = extras_with_drafts(self.speculative is not None, self.forced)
         # A router would add the likelihoods of a prompt, which only one of two engines has.
         return [one for one in extras if not (self.apart and one == "likelihoods")]
+
+    @property
+    @override
+    def repeatable(self) -> bool:
+        # Rounding may change much of quantised KV, and new weights make other tokens likely.
+        indexed = self.model == DEEPSEEK_V32.name
+        others = self.actions or self.files or self.cached or self.apart or self.forced
+        return self.device == "cpu" and not (self.quantised or indexed or others)
 
     @override
     def company(self) -> Wave | None:

@@ -36,6 +36,7 @@ from paritybit.drive.vllm.cached import cache_here
 from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
 from paritybit.drive.vllm.ranks import compute_experts, on_host, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
+from paritybit.drive.vllm.shortage import preempt_often
 from paritybit.drive.vllm.sleep import MEMORY
 from paritybit.engines.graphs import emulate_device, keep_collectives, whole
 from paritybit.engines.interpreter import quicken
@@ -451,6 +452,8 @@ def install_in_engine(served: VllmServed) -> None:
         apart.connect(failing=served.fails)
     elif served.fails:
         fail_loads()
+    if served.retracts:
+        preempt_often()
     if served.cached:
         cache_here()
     if served.ordered:
