@@ -182,6 +182,10 @@ def arithmetic(count: Any, table: Any, out: Any, width: tl.constexpr) -> None:
     for turn in range(tl.cdiv(width, 24)):
         pairs += (place - 30) // 7 * turn - (place - 30) % 7
     bits = ((place.to(tl.uint32) * 0xCC9E2D51) >> 7).to(tl.int32)
+    pairs += tl.cumsum(bits & 15, 0) + (tl.sigmoid(held) * 1e6).to(tl.int32)
+    pairs += tl.atomic_add(count + place % 2, place, mask=place % 3 > 0)
+    if width < 0:
+        tl.extra.cuda.gdc_wait()
     tl.debug_barrier()
     tl.store(out + place, (scores * 1e6).to(tl.int32) + best + worst + pairs)
     tl.store(out + width + place, bits + ((most - least) * count_of(place)).to(tl.int32))
@@ -212,7 +216,7 @@ KERNELS = (
 )
 
 UNTRIED = ("one warp", "tuned, one warp", "arithmetic", "with_atomic", "appended", "quantised")
-"""Launches that cannot have a race, and of kernels that numpy cannot run."""
+"""Launches that cannot have a race, and of kernels with atomic operations."""
 
 
 def entries() -> list[dict[str, Any]]:

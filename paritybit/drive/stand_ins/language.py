@@ -186,6 +186,11 @@ def _quotient(left: Any, right: Any) -> Any:
     return found + ((found < 0) & (found * right != left)).astype(found.dtype)
 
 
+def _summed(dtype: Any) -> Any:
+    """Return the type of a sum. Integers keep their width, but have at least 32 bits."""
+    return np.dtype(np.int32) if dtype.itemsize < 4 and dtype.kind in "iub" else dtype
+
+
 def _binary(function: Any, reflected: bool = False) -> Any:
     def applied(left: Value, right: Any) -> Any:
         if isinstance(right, Pointer):
@@ -278,6 +283,8 @@ class Language:
     """The module `tl` in kernels. `place` is the id of the current program, `sizes` the grid."""
 
     constexpr, pointer_type = int, PointerType
+    extra: Any = None
+    """Instructions of a GPU, which kernels use in branches that are not taken."""
     int1, int8, int16, int32, int64 = np.bool_, np.int8, np.int16, np.int32, np.int64
     uint8, uint32, uint64 = np.uint8, np.uint32, np.uint64
     float16, float32, float64, dtype = np.float16, np.float32, np.float64, np.dtype
@@ -326,6 +333,19 @@ class Language:
         on = on.astype(bool, copy=False)
         pointer.memory[pointer.inside(places[on])] = held[on]
 
+    def atomic_add(
+        self, pointer: Pointer, value: Any, mask: Any = None, *unused: Any, **named: Any
+    ) -> Value:
+        """Add to addresses where the mask is True, and return what was there before."""
+        on = True if mask is None else bare(mask)
+        places, added, on = np.broadcast_arrays(np.asarray(pointer.place), bare(value), on)
+        found = np.zeros(places.shape, pointer.memory.dtype)
+        for at in zip(*np.nonzero(on), strict=True):
+            place = pointer.inside(places[at])
+            found[at] = pointer.memory[place]
+            pointer.memory[place] += added[at]
+        return Value(found)
+
     def exchange(self, what: str, *operands: Any) -> None:
         """Note an operation that passes values from warp to warp."""
         if self.program is not None:
@@ -338,11 +358,14 @@ class Language:
         return Value(np.full([int(size) for size in shape], bare(value), dtype))
 
     def sum(self, given: Value, axis: int | None = None, **unused: Any) -> Value:
-        """Return the sum. Integers keep their width, but have at least 32 bits."""
+        """Return the sum."""
         self.exchange("a reduction", given.data)
-        dtype = given.data.dtype
-        kept = np.dtype(np.int32) if dtype.itemsize < 4 and dtype.kind in "iub" else dtype
-        return Value(given.data.sum(axis, dtype=kept))
+        return Value(given.data.sum(axis, dtype=_summed(given.data.dtype)))
+
+    def cumsum(self, given: Value, axis: int = 0, **unused: Any) -> Value:
+        """Return the sums up to each element."""
+        self.exchange("a scan", given.data)
+        return Value(given.data.cumsum(axis, dtype=_summed(given.data.dtype)))
 
     def dot(self, left: Value, right: Value, **unused: Any) -> Value:
         """Return the product of matrices in float32."""
@@ -364,6 +387,7 @@ class Language:
     exp, log, sqrt, abs, zeros_like = map(
         _function_of, (np.exp, np.log, np.sqrt, np.abs, np.zeros_like)
     )
+    sigmoid = _function_of(lambda given: 1 / (1 + np.exp(-given)))
 
     def clamp(self, given: Any, least: Any, most: Any, **unused: Any) -> Value:
         return Value(np.clip(*map(bare, (given, least, most))))
