@@ -257,6 +257,29 @@ def test_a_correct_variant_passes_unless_it_writes_a_slot_more(
         toy.check(**{**changes, "replay": stray})
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_what_is_chosen_among_equals_is_not_judged(equal: bool) -> None:
+    """A graph that chooses the best of all keys but the first one is wrong."""
+    toy = Toy()
+    keys, scores = torch.randn(SLOTS, WIDTH), torch.zeros(SLOTS)
+    scores[0] = float(not equal)
+
+    def attended(result: Tensor, seen: Tensor) -> Tensor:
+        chosen = seen[scores[seen].topk(1).indices]
+        toy.kv[2][toy.batch["loc"].long()] += keys[chosen].sum(0)
+        return result
+
+    changes: Changes = {
+        "replay": lambda: attended(toy.replay(), torch.arange(SLOTS - 1, 0, -1)),
+        "run_eager": lambda: attended(toy.eager(), torch.arange(SLOTS)),
+    }
+    if equal:
+        toy.check(**changes)
+        return
+    with pytest.raises(AssertionError, match="graph and eager differ"):
+        toy.check(**changes)
+
+
 def test_what_cannot_be_judged_is_undecided() -> None:
     def eager() -> None:
         raise RuntimeError("no eager path")

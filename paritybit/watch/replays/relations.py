@@ -15,6 +15,7 @@ from paritybit.watch.replays.causes import Suspect
 from paritybit.watch.replays.differences import difference, matters
 from paritybit.watch.replays.influence import FOREIGN, NO_ROWS, LiveReads, Result, foreign
 from paritybit.watch.replays.rerun import Rerun, other_tails
+from paritybit.watch.replays.ties import Ties
 from paritybit.watch.replays.unread import Shown, unread
 
 NAMES = ("unrepeatable replay", "padding leak", "graph and eager differ", "wrong read")
@@ -42,10 +43,14 @@ forward may need none of it.
 NOISE = 8
 """How many times larger than the variation of eager runs a difference from eager must be."""
 
+MOST = 2.0
+"""The largest difference of finite values, relative to the largest of both."""
+
 FAILS = "the replay fails with other values in padding"
 UNUSED = "other values in padding change nothing that padding computes"
 COUPLED = "live rows depend on padding"
 UNEQUAL = "two equal replays differ"
+VARYING = "eager runs differ as much"
 CHANGING = "the forward pass does not repeat"
 
 Differs = Callable[[Rerun], Difference | None]
@@ -185,7 +190,10 @@ class Relations:
 
     def eager(self, rerun: Rerun, suspects: Sequence[Suspect]) -> Tried:
         """Test that a replay gives what an eager run gives."""
-        tried = self.judged(rerun, EAGER, against_eager(rerun))
+        found = against_eager(rerun)
+        if found is not None and found.limit >= MOST:
+            return Tried(EAGER, reason=VARYING)
+        tried = self.judged(rerun, EAGER, found)
         tried = explained(tried, rerun, suspects, against_eager)
         often = self.streaks[EAGER, rerun.replay.kind] >= self.streak
         if tried.found is None or tried.cause is not None or often:
@@ -331,10 +339,11 @@ def cause_among(
 
 
 def against_eager(rerun: Rerun) -> Difference | None:
-    """Return the difference of an eager run, or None if it is within that between eager runs."""
+    """Return the difference of an eager run. Its limit is not below that between eager runs."""
     eager = rerun.run_eagerly()
     found = difference(rerun.first, eager, kernels=True)
     if found is None or not found.beyond_rounding:
         return found
-    noise = difference(eager, rerun.run_eagerly(), kernels=True)
-    return None if noise is not None and found.size <= NOISE * noise.size else found
+    with Ties():  # type: ignore[no-untyped-call]
+        noise = difference(eager, rerun.run_eagerly(), kernels=True)
+    return found if noise is None else replace(found, limit=max(found.limit, NOISE * noise.size))
