@@ -250,16 +250,16 @@ def with_returns(
 ) -> Iterator[Wave]:
     """Before each wave, request more texts than the pool holds, and then let them come back.
 
-    They come back RETURNS times. With `flush`, the cache is emptied in between, so that few texts
-    do at first.
+    They come back RETURNS times, at first only once. The cache is emptied at last. With `flush`, it
+    is emptied in between, too, so that few texts do at first, and come back as often.
     """
     draw = Draw(seed, limits)
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.evicted {number}."
         texts = _texts(draw, int(limits.pool * (MORE if number or not flush else FEW)))
         yield Wave(tuple(_twice(draw, texts)), flush)
-        for turn in range(RETURNS):
-            yield Wave(tuple(_back(draw, texts, turn)), flush)
+        for turn in range(turns := RETURNS if number or flush else 1):
+            yield Wave(tuple(_back(draw, texts, turn)), flush or turn == turns - 1)
         yield wave
 
 
@@ -280,7 +280,8 @@ def with_moves(seed: int, given: Iterable[Wave], limits: Limits) -> Iterator[Wav
     draw = Draw(f"moves {seed}", limits)
     for number, wave in enumerate(given):
         draw.prefix = f"{seed}.moving {number}."
-        yield Wave(tuple(_moving(draw, _texts(draw, int(MORE * limits.pool)))))
+        texts = _texts(draw, int(MORE * limits.pool))
+        yield Wave(tuple(_moving(draw, texts, RETURNS if number else 1)))
         yield wave
 
 
@@ -666,7 +667,8 @@ def _growing(draw: Draw) -> Iterator[Planned]:
     """Fill the pool, mostly by short prompts, and let the answers outgrow it.
 
     Some prompts have several chunks, and may be interrupted anywhere in a page. Some of these
-    repeat one token, so what is left of them is a prefix of another one.
+    repeat one token, so what is left of them is a prefix of another one. Some requests go on as
+    soon as they end, with what is cached of them.
     """
     chance, limits = draw.chance, draw.limits
     for index in range(2 * limits.rows):
@@ -676,6 +678,8 @@ def _growing(draw: Draw) -> Iterator[Planned]:
         one = draw.alone(index, length, tokens, index // 4)
         same = (draw.part("one token", 1),) * length
         yield replace(one, prompt=same) if index % 8 == 7 else one
+        if index % 4 == 1:
+            yield draw.second_turn(one, limits.window, 2)
 
 
 def _large(draw: Draw, count: int) -> Iterator[Planned]:
@@ -690,8 +694,8 @@ def _large(draw: Draw, count: int) -> Iterator[Planned]:
         yield draw.alone(f"large.{index}", length, limits.longest - length, limits.rows)
 
 
-def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
-    """Request texts RETURNS times, in part and then whole, faster than the engine serves them.
+def _moving(draw: Draw, texts: Sequence[Part], turns: int) -> Iterator[Planned]:
+    """Request texts in some turns, in part and then whole, faster than the engine serves them.
 
     The pool is full, so what ends is evicted at once, and comes back from elsewhere, the whole
     behind the part, which may be next to be evicted. Some part from their text where a page ends.
@@ -699,7 +703,7 @@ def _moving(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
     their KV comes, or while the last of it is stored.
     """
     chance, limits, arrival = draw.chance, draw.limits, 0
-    for turn in range(RETURNS):
+    for turn in range(turns):
         for index in chance.sample(range(len(texts)), len(texts)):
             arrival += chance.choice((0, 0, 1, 2))
             text = texts[index]

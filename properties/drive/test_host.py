@@ -1,6 +1,7 @@
 """Copies of KV between a pool and the host."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,3 +88,14 @@ def test_a_freed_slot_on_the_host_is_the_next_one() -> None:
     assert host.reused_at_once(Pool.free)(pool, torch.tensor([7, 9])) == 2
     assert pool.free_slots.tolist() == [7, 9, 0, 1, 2, 3]
     assert len(pool.apart) == 0
+
+
+def test_a_load_finds_no_room_for_its_windows_at_times() -> None:
+    """One that brings its own slots needs none."""
+    loads = [
+        [SimpleNamespace(device_indices=there, host_indices=SLOTS)] for there in (None, PLACES)
+    ]
+    resolve = host.sometimes_without(lambda _, pools: pools)
+    found = [[resolve(None, one) for _ in range(100)] for one in loads]
+    assert 2 < found[0].count(None) < 40
+    assert None not in found[1]

@@ -398,9 +398,10 @@ def test_texts_come_back_that_the_pool_no_longer_holds_but_the_host_does(
         assert pool < asked < most
         assert most < max(HOST_RATIOS) * served.limits().pool
         assert first.flush == flush
-        for back in islice(given, RETURNS):
+        turns = RETURNS if number or flush else 1
+        for turn, back in enumerate(islice(given, turns)):
             assert {one.prompt[0].text for one in back.requests} == {*texts}
-            assert back.flush == flush
+            assert back.flush == (flush or turn == turns - 1)
             before = ONE[0], 0
             for one in back.requests:
                 text, *own = one.prompt
@@ -448,11 +449,11 @@ def test_prompts_fill_the_pool_beside_the_first_chunk_of_the_next(page_size: int
 
 
 def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -> None:
-    """Each text comes RETURNS times, often in part before the whole, with aborts and next turns."""
+    """Each text comes RETURNS times, often in part at first, with aborts and next turns."""
     limits, found = VllmServed().limits(), Counter[str]()
     usual = Wave((Planned("a", ONE, 1),))
     given = with_moves(5, iter(lambda: usual, None), limits)
-    for _ in range(4):
+    for number in range(4):
         moving = next(given)
         assert next(given) == usual
         firsts = [one for one in moving.requests if one.follows is None]
@@ -464,13 +465,15 @@ def test_kv_that_moves_is_asked_for_in_haste_in_part_and_whole_and_left_soon() -
             found["aborted"] += one.aborted is not None
         found["firsts"] += len(firsts)
         found["next"] += len(moving.requests) - len(firsts)
-        assert {*Counter(name.rpartition(".")[2] for name in turns).values()} == {RETURNS}
+        assert {*Counter(name.rpartition(".")[2] for name in turns).values()} == {
+            RETURNS if number else 1
+        }
         for part, *whole in turns.values():
             for one in whole:
                 assert one.arrives > part.arrives
                 found["whole"] += one.prompt[0].length > part.prompt[0].length
         last = max(one.arrives for one in firsts)
-        assert sum(one.length for one in firsts) > 2 * limits.pool > 8 * last
+        assert sum(one.length for one in firsts) > limits.pool > 8 * last
     for what in ("full", "aborted", "next", "whole"):
         assert found[what] > found["firsts"] / 8, what
     assert found["page"] > found["firsts"] / 16
@@ -523,7 +526,7 @@ def test_requests_are_aborted_while_their_kv_moves_where_it_does(
     requests = [one for wave in islice(served.traffic(), 12) for one in wave.requests]
     moving = [one for one in requests if one.while_moving]
     assert all(one.aborted == one.arrives for one in moving)
-    assert (len(moving) > len(requests) / 8) is bool(given)
+    assert (len(moving) > len(requests) / 10) is bool(given)
 
 
 ALIKE = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")

@@ -266,6 +266,32 @@ def test_a_job_that_the_engine_waits_for_is_done_with_all_before_it() -> None:
     assert handler.copied == [0, 1, 2]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_half_of_the_blocks_of_ended_requests_are_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    class Queue(list[int]):
+        append_n = list.extend
+
+        def prepend_n(self, blocks: list[int]) -> None:
+            self[:0] = blocks
+
+    class Manager:
+        def free(self, number: int) -> None:
+            queue.append_n([number])
+
+    module: Any = SimpleNamespace(FreeKVCacheBlockQueue=Queue, KVCacheManager=Manager)
+    for name in ("utils", "manager"):
+        monkeypatch.setitem(sys.modules, f"vllm.v1.core.kv_cache_{name}", module)
+    monkeypatch.setattr(host, "CHANCE", Random(1))
+    host.reuse_soon()
+    queue = Queue([-1])
+    for number in range(32):
+        (Manager().free if ended else lambda one: queue.append_n([one]))(number)
+    assert {*queue} == {*range(-1, 32)}
+    assert 8 < queue.index(-1) < 24 if ended else queue.index(-1) == 0
+
+
 @pytest.mark.parametrize(("share", "groups"), [(0.0, 1), (1.0, 1), (1.0, 2)])
 def test_a_load_fails_or_some_of_its_blocks_and_the_engine_hears_of_it(
     monkeypatch: pytest.MonkeyPatch, share: float, groups: int
@@ -299,7 +325,7 @@ def test_a_load_fails_or_some_of_its_blocks_and_the_engine_hears_of_it(
     monkeypatch.setitem(
         sys.modules, "vllm.v1.kv_offload.base", cast("Any", SimpleNamespace(TransferResult=result))
     )
-    monkeypatch.setattr(host, "FAILING", share)
+    monkeypatch.setattr(host, "LOADS", share)
     monkeypatch.setattr(host.LateHandler, "failing", False)
     late = host.LateHandler(Handler(), host.HANDLERS[1])
     host.fail_loads()

@@ -5,11 +5,17 @@ layer first, and `pf` one with the page first.
 """
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from paritybit.drive.sglang.late import Clock
+
+WITHOUT = 1 / 8
+"""The part of the loads of windows that find no room."""
 
 
 def transfer_kv_direct(
@@ -155,6 +161,19 @@ def reused_at_once(free: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor]
         return result
 
     return freed
+
+
+def sometimes_without(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that takes slots for what is loaded beside KV, unless there are none."""
+
+    @functools.wraps(resolve)
+    def resolved(controller: Any, pools: Any, *given: Any, **named: Any) -> Any:
+        asks = (one.device_indices is None and one.host_indices is not None for one in pools or ())
+        if any(asks) and Clock.chance.random() < WITHOUT:
+            return None
+        return resolve(controller, pools, *given, **named)
+
+    return resolved
 
 
 def memory(address: int, indices: Tensor, size: int) -> Tensor:

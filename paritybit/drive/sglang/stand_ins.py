@@ -666,6 +666,10 @@ def _stand_in_for_host_copies() -> None:
         if (module := found(f"sglang.srt.mem_cache.{name}")) is not None:
             module.HostKVCache.clear = host.in_any_order(module.HostKVCache.clear)
             module.HostKVCache.free = host.reused_at_once(module.HostKVCache.free)
+    if (module := found("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller")) is not None:
+        kind, name = module.HybridCacheController, "_resolve_device_transfers"
+        if hasattr(kind, name):
+            setattr(kind, name, host.sometimes_without(getattr(kind, name)))
 
 
 STORING = (

@@ -45,8 +45,8 @@ class OnDevice(Tensor):
     is_cuda = True
 
 
-FAILING = 0.25
-"""The share of loads that fail, from the host if any do."""
+FAILING, LOADS = 0.25, 0.5
+"""The share of files and transfers that fail if any do, and that of loads from the host."""
 
 failed = dict[int, list[int]]()
 """The blocks of the loads that have failed, by the number of the load."""
@@ -60,6 +60,8 @@ class LateHandler:
 
     def __init__(self, handler: Any, name: str) -> None:
         self.handler, self.fails = handler, name == HANDLERS[1]
+        # Then a request may have several stores under way.
+        self.latest = 2 * LATEST if name == HANDLERS[0] else LATEST
         self.waiting, self.polls = list[tuple[Any, ...]](), 0
         self.over = list[Any]()
         """The results of the copies that have failed."""
@@ -90,10 +92,10 @@ class LateHandler:
         """Make the next copy."""
         job = self.waiting.pop(0)
         number, copies = job[0], True
-        if self.failing and self.fails and CHANCE.random() < FAILING:
+        if self.failing and self.fails and CHANCE.random() < LOADS:
             device = job[2]
             # The engine maps blocks to requests if it has one KV group.
-            copies = len(device.group_sizes) == 1 and number % 2 == 1
+            copies = len(device.group_sizes) == 1 and number % 4 != 0
             some = CHANCE.randint(1, len(device.block_ids)) if copies else 0
             failed[number] = CHANCE.sample([*device.block_ids], some)
         if copies:
@@ -102,7 +104,7 @@ class LateHandler:
             results: Any = importlib.import_module("vllm.v1.kv_offload.base")
             self.handler._transfer_events.pop(number)
             self.over.append(results.TransferResult(number, success=True))
-        self.polls = CHANCE.randint(1, LATEST)
+        self.polls = CHANCE.randint(1, self.latest)
 
 
 def fail_loads() -> None:
@@ -277,6 +279,29 @@ def late_worker(create: Callable[..., Any]) -> Callable[..., Any]:
         return worker
 
     return created
+
+
+def reuse_soon() -> None:
+    """Let half of the blocks that requests give up be the next ones, as in a pool that is full.
+
+    Those that a window has left stay the last ones.
+    """
+    kind: Any = importlib.import_module("vllm.v1.core.kv_cache_utils").FreeKVCacheBlockQueue
+    manager: Any = importlib.import_module("vllm.v1.core.kv_cache_manager").KVCacheManager
+    last, first, free = kind.append_n, kind.prepend_n, manager.free
+    ending = list[Any]()
+
+    def freed(queue: Any, blocks: Any) -> Any:
+        return (first if ending and CHANCE.random() < 1 / 2 else last)(queue, blocks)
+
+    def ended(one: Any, request: Any) -> Any:
+        ending.append(request)
+        try:
+            return free(one, request)
+        finally:
+            ending.pop()
+
+    kind.append_n, manager.free = freed, ended
 
 
 def keep_on_host() -> None:

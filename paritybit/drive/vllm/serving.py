@@ -63,6 +63,10 @@ PREEMPTED = "requests preempted while KV moved"
 OWN_PREEMPTED = "requests preempted while their own KV moved"
 """The names of counts."""
 
+EMPTIED = 1 / 64
+"""The part of the steps with copies under way before which the simple connector forgets what the
+host has. The other one then stores blocks again that a window has left, and others have."""
+
 FEW = 8
 """So few tokens may be sampled with n-gram drafts that some drafts are accepted."""
 
@@ -202,6 +206,9 @@ class Vllm(Engine):
             self._there[act[1].name] = act[1:]
 
     def _step(self) -> None:
+        manager = maybe(self._core.scheduler.connector, "scheduler_manager")
+        if copies(manager) and CHANCE.random() < EMPTIED:
+            self._core.reset_prefix_cache(False, True)
         outputs, ran = self._core.step_fn()
         if self._peers is not None and not ran:
             self._core.execute_dummy_batch()

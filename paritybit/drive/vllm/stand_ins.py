@@ -33,7 +33,7 @@ from paritybit.drive.vllm.attention import (
     store_compressed,
 )
 from paritybit.drive.vllm.cached import cache_here
-from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move
+from paritybit.drive.vllm.host import CHANCE, fail_loads, keep_on_host, move, reuse_soon
 from paritybit.drive.vllm.ranks import compute_experts, on_host, route
 from paritybit.drive.vllm.settings import VARIABLES, VllmServed
 from paritybit.drive.vllm.shortage import preempt_often
@@ -437,6 +437,11 @@ AFTER.append(
 )
 
 
+REUSED = StandIn(
+    "blocks that are freed: half of them are the next ones", "few pools are full", reuse_soon
+)
+
+
 def install_before_engine(device: str) -> None:
     """Install what the import of the engine needs."""
     os.environ.update(VARIABLES)
@@ -448,6 +453,8 @@ def install_in_engine(served: VllmServed) -> None:
     CHANCE.seed(served.seed)
     if served.device == "cpu":
         put([*AFTER, *(INDEXING if served.model == DEEPSEEK_V32.name else ())])
+    if served.moves:
+        put([REUSED])
     if served.apart:
         apart.connect(failing=served.fails)
     elif served.fails:
