@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from paritybit.compat import override
 from paritybit.drive.models import WINDOW
-from paritybit.drive.requests import Limits, with_growth
+from paritybit.drive.requests import Limits, with_growth, with_returns
 from paritybit.drive.script import Wave
 from paritybit.drive.served import Common, Size, one_of
 
@@ -56,6 +56,8 @@ class TransformersServed(Common):
     @override
     def requests(self) -> Iterator[Wave]:
         given = super().requests()
+        if self.full:  # Texts come back while the pool has room for what is cached.
+            given = with_returns(self.seed, given, self.limits(), flush=True)
         return with_growth(self.seed, given, self.limits(), LARGE) if self.offload else given
 
     @property
