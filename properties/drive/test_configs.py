@@ -18,7 +18,7 @@ from paritybit.drive.served import DEVICES, PARALLEL
 NAMED = "crowded", "split"
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "quantised", "shared", *NAMED},
+    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "shared", *NAMED},
     ("sglang", "cuda"): {
         *("rows", "backend", "alone", "apart", "quantised", "shared", "sessions", "images"),
         *NAMED,
@@ -26,9 +26,11 @@ ALIKE: Mapping[tuple[str, str], set[str]] = {
     ("transformers", "cpu"): {"alone", "priorities"},
     ("transformers", "cuda"): {"alone", "priorities"},
     ("vllm", "cpu"): {
-        *("alone", "backend", "below", "files", "cached", "apart", "quantised", "split"),
+        "interleave",
+        *("alone", "backend", "below", "files", "cached", "apart", "split"),
     },
     ("vllm", "cuda"): {
+        "interleave",
         *("alone", "simple", "several", "failing", "below", "files", "cached", "apart"),
         *("quantised", "images", "split"),
     },
@@ -59,7 +61,7 @@ SMALL = Table(
 
 
 TABLES = {
-    f"{one.package.name} {device}": one.table.on(device).array
+    f"{one.package.name} {device}": one.table.on(device).with_ranks((), device).array
     for one in ADAPTERS
     for device in DEVICES
 } | {"small": SMALL.on("cuda")}

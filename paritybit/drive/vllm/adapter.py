@@ -21,7 +21,7 @@ SPLIT = "prefill context parallelism"
 INDEXER = "indexer"
 
 COMPRESSED = "compressed KV", SPLIT, INDEXER
-"""Values with DeepSeek V2 and V3.2, which are also served only by name."""
+"""Values with DeepSeek V2 and V3.2. Only the first one is served by default."""
 
 STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
 """Models with recurrent layers."""
@@ -29,10 +29,15 @@ STATES = "states of convolutions", "states of Mamba2", "states of delta nets"
 PICTURES = "positions of images", "images"
 """Values with Qwen2-VL."""
 
-WITH_RANKS = {"images are not yet tried with ranks": [PICTURES[1:]]}
-
 QUANTISED = "fp8 KV", "fp8 KV with scales", "int8 KV with scales"
-"""Quantised KV, which is also served only by name."""
+"""Quantised KV. Only the second one is served by default."""
+
+PRESETS = *STATES[1:], "compressed KV", "fp8 KV with scales"
+"""What is served by default with few others: it was not yet tried with the rest."""
+
+WITH_RANKS = {
+    "images, most states and other KV are not yet tried with ranks": [(*PICTURES[1:], *PRESETS)]
+}
 
 TABLE = Table(
     axes={
@@ -155,7 +160,18 @@ TABLE = Table(
     ranked=dict.fromkeys(("decode context parallelism", "context in half blocks", SPLIT), "tp"),
     failing=[
         # The newer runner loads no file before it replays a graph of a whole prompt.
-        ((*NAMED, *QUANTISED, *COMPRESSED, *STATES[1:]),),
+        ((*NAMED, *COMPRESSED[1:], *QUANTISED[::2]),),
+        (
+            PRESETS,
+            [
+                *("full graphs", "breakable graphs", "async scheduling", "n-gram speculation"),
+                *("newer runner with async scheduling", "EAGLE", "block size 32", "actions"),
+                *("window of two blocks", "no window", "offload to the host", "simple offload"),
+                *("small host pool", "failing loads", "several connectors", "no prefix cache"),
+                *("LoRA adapters", "decoding requests first", "priorities"),
+            ],
+        ),
+        (PRESETS[2:], ["older runner"]),
         # The newer runner leaves garbage in padded positions when it wakes up: see
         # `docs/findings.md`.
         (PICTURES, ["actions"], ["newer runner", "newer runner with async scheduling"]),
