@@ -562,6 +562,13 @@ def test_the_pool_refuses_running_requests_alone_and_then_has_room(
     assert refused == [(INTERVAL * at, "RUNNING") for at in (1, 2, 3)]
 
 
+def test_half_of_the_rows_preempt_often_but_none_with_states_or_one_copy_of_kv() -> None:
+    often = [VllmServed(seed=seed).retracts for seed in range(8)]
+    assert often == [False, False, True, True] * 2
+    others: list[dict[str, Any]] = [{"model": "lfm2"}, {"files": True}, {"apart": True}]
+    assert not any(VllmServed(seed=3, **one).retracts for one in others)
+
+
 def test_a_generator_of_a_cpu_goes_back_by_one_draw() -> None:
     one = Generator().manual_seed(3)
     draw = noted(lambda probs, generators: probs.exponential_(generator=generators[0]))
