@@ -65,7 +65,7 @@ OWN_PREEMPTED = "requests preempted while their own KV moved"
 
 EMPTIED = 1 / 64
 """The part of the steps with copies under way before which the simple connector forgets what the
-host has. The other one then stores blocks again that a window has left, and others have."""
+host has. With the other one, a run of 0.33.0 had a finding that is not traced."""
 
 FEW = 8
 """So few tokens may be sampled with n-gram drafts that some drafts are accepted."""
