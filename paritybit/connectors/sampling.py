@@ -51,7 +51,7 @@ MOST_MADE = 4096
 DREW, DRAWN = "state of the random stream", "random numbers drawn"
 """Where a request with a seed goes on to draw, and how many numbers it draws for a token."""
 
-OTHERS_DREW = "a request with as many drafts drew the other number before"
+USUAL = "a request with as many drafts draws the other number"
 
 MOST_DRAWN = 2**15
 """The most numbers that a generator on a CPU is seen to draw at once."""
@@ -380,6 +380,16 @@ class Streams:
         self.usual: dict[int, int] = {}
         """How many numbers a request draws, by its number of drafts."""
 
+    def learn(self, vocabulary: int) -> None:
+        """Learn how many numbers a request without drafts draws on a CPU, one for each token."""
+        if 0 not in self.usual:
+            generator = torch.Generator()
+            before = generator.get_state()
+            torch.empty(vocabulary).exponential_(generator=generator)
+            count = drawn(generator.device, before, generator.get_state())
+            if count is not None:
+                self.usual[0] = count
+
     def unseen(self, names: Iterable[str]) -> None:
         """Forget where these requests stopped, which are all that the engine has."""
         self.states = dict.fromkeys(names)
@@ -423,7 +433,7 @@ class Streams:
                 right.append(self.usual.setdefault(drafts[name], count))
         if names:
             counts = torch.tensor(held), torch.tensor(right)
-            yield RowValues(DRAWN, names, *counts, explain=lambda row: OTHERS_DREW)
+            yield RowValues(DRAWN, names, *counts, explain=lambda row: USUAL)
 
 
 def begun(one: torch.Generator) -> Tensor:

@@ -282,8 +282,17 @@ def test_a_request_that_draws_more_numbers_than_usual_is_found() -> None:
     numbers = 2 * DRAWS  # Each value takes two.
     assert text == (
         f"sampler: random numbers drawn of request b (row 1) is {2 * numbers}, not {numbers}; "
-        "a request with as many drafts drew the other number before"
+        "a request with as many drafts draws the other number"
     )
+
+
+def test_all_requests_without_drafts_that_draw_too_many_numbers_are_found() -> None:
+    streams, given = Streams(), seeded("a")
+    streams.learn(DRAWS)
+    assert sampled(streams, given) == []
+    streams = Streams()
+    streams.learn(DRAWS)
+    assert f"is {4 * DRAWS}, not {2 * DRAWS}" in sampled(streams, seeded("a"), "a")[0]
 
 
 def test_an_engine_takes_back_what_was_drawn_for_a_token_that_it_does_not_use() -> None:

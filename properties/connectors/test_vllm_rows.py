@@ -352,7 +352,8 @@ def test_a_request_whose_random_stream_begins_anew_is_found(tmp_path: Path, anew
     vars(served.runner.input_batch).update(vars(older().input_batch), sampling_metadata=given)
 
     def sampled(*_: object) -> Part:
-        torch.rand(8, generator=given.generators[0])
+        assert served.engine.sampling is not None
+        torch.empty(served.engine.sampling.vocabulary).exponential_(generator=given.generators[0])
         return Part(sampled_token_ids=torch.tensor([[16]]))
 
     for said, cached, tokens in ((FIRST, 0, PROMPT), (DECODE, 6, [16])):

@@ -413,6 +413,8 @@ class JudgedRows(Drafting):
             verified = original.having("num_draft_tokens")
             self.rows(SAMPLER, sampling.older(runner, verified), self.moves)
             generators = sampling.generators(runner)
+            if all(one.device.type == "cpu" for one in generators.values()):
+                self.streams.learn(sampling.vocabulary)
             self.rows(SAMPLER, self.streams.begin(self.requests.known, generators), self.moves)
         elif batch is None:
             self.streams.unseen(self.requests.known)
