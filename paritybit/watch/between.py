@@ -549,8 +549,8 @@ class Between(Boundary):
         """Record that the engine begins a copy, in parts. It ends with `end_copies`.
 
         Until then, nothing may write what it reads, or read or write what it fills. Freeing these
-        slots and handing them out is only counted. Also report when the bytes move: see `moved`. A
-        name can be used again after its end.
+        slots and handing them out is only counted, unless the copy keeps them: see `Copy.kept`.
+        Also report when the bytes move: see `moved`. A name can be used again after its end.
         """
         call = self.call()
         self.copies_of.setdefault(name, set()).update(one.group for one in copies)

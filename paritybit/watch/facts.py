@@ -228,7 +228,7 @@ class Copy:
     - `queue`: copies of one queue run one after another, in the order in which they begin.
     - `after`: another queue for which it waits, such as FORWARDS.
     - `kept`: which of "source" and "target" the engine neither frees nor evicts before its end.
-    - `planned`: whether it is still to begin, so that its places may be read and written.
+    - `planned`: whether it is only queued. Until it begins, its places may be read and written.
     """
 
     group: str

@@ -14,8 +14,8 @@ from paritybit.watch.ledger import SlotCall
 
 READ, WRITTEN, SOURCE, TARGET = "reads", "writes", "copies from", "copies to"
 LOOSE, AWAITS = "may reuse", "does not wait for"
-"""What is done to a place. The last two are by an engine to which the place is free or may be
-evicted, or the copy is over."""
+"""What is done to a place. With the last two, the engine treats the place as reusable, or the copy
+as over."""
 
 FORBIDDEN: Mapping[str, tuple[str, ...]] = {
     READ: ("target",),

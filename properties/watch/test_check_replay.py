@@ -11,6 +11,7 @@ from torch import Tensor
 from paritybit.testing import UndecidedError
 from paritybit.testing.replays import InMemory
 from paritybit.watch import bits
+from paritybit.watch.replays.ties import rounded
 from properties.watch.toy_graph import SLOTS, WIDTH, Toy
 
 Changes = dict[str, Any]
@@ -278,6 +279,13 @@ def test_what_is_chosen_among_equals_is_not_judged(equal: bool) -> None:
         return
     with pytest.raises(AssertionError, match="graph and eager differ"):
         toy.check(**changes)
+
+
+def test_what_has_no_roundings_is_chosen_as_before() -> None:
+    """An eager run with ties may also sort nothing, whole numbers, or floats of eight bits."""
+    eighths = torch.tensor([1.0, 0.5]).to(torch.float8_e4m3fn)
+    for given in (torch.empty(2, 0), torch.tensor([2, 1]), eighths):
+        assert rounded(given) is given
 
 
 def test_what_cannot_be_judged_is_undecided() -> None:

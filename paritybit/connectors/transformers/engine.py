@@ -127,7 +127,8 @@ class FollowedCache(Following):
         for name, part in self.parts.items():
             unused, evictable = part.unused(), part.cached()
             if unused or evictable:
-                self.watcher.cached(name, part.of_blocks(unused), part.page * len(evictable))
+                self.watcher.cached(name, part.of_blocks(unused - evictable), 0)
+                self.watcher.cached(name, part.of_blocks(()), part.page * len(evictable - unused))
 
     def skipped(
         self, planned: list[PlannedRequest], given: Mapping[str, Any], run: Callable[[], Any]

@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 CHOOSING = {torch.ops.aten.topk, torch.ops.aten.sort, torch.ops.aten.argsort, torch.ops.aten.argmax}
 """The operations that choose the largest of their first argument."""
 
-ROUNDED = 4
-"""How much is added at most, in units of the epsilon, relative to the largest value."""
+
+SUMMED = 4 * torch.finfo(torch.float32).eps
+"""What another order of sums in float32 changes at most, relative to the largest value."""
 
 
 class Ties(TorchDispatchMode):
-    """Adds a rounding to values of which the largest are chosen."""
+    """Rounds values of which the largest are chosen in another way, and as after another sum."""
 
     def __torch_dispatch__(
         self,
@@ -29,15 +30,18 @@ class Ties(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation."""
-        if function.overloadpacket in CHOOSING and args[0].is_floating_point():
+        if function.overloadpacket in CHOOSING and args:
             args = rounded(args[0]), *args[1:]
         return function(*args, **(kwargs or {}))
 
 
 def rounded(given: Tensor) -> Tensor:
-    """Return values with other roundings."""
+    """Return values with other roundings, or unchanged if their type has no such ones."""
+    if not given.is_floating_point() or given.element_size() < 2 or not given.numel():
+        return given
     generator = torch.Generator(given.device).manual_seed(0)
     drawn = torch.rand(given.shape, generator=generator, device=given.device)
-    largest = given.where(given.isfinite(), 0).abs().amax(-1, keepdim=True)
-    step = ROUNDED * torch.finfo(given.dtype).eps * largest.where(largest > 0, 1)
+    size = given.where(given.isfinite(), 0).abs()
+    summed = SUMMED * size.amax(-1, keepdim=True)
+    step = torch.finfo(given.dtype).eps * size + summed.where(summed > 0, SUMMED)
     return given + (drawn * step).to(given.dtype)
