@@ -1,8 +1,10 @@
 """KV on the host and in files: its copies, and the slots of the host while nothing runs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -304,18 +306,87 @@ def test_a_storage_holds_the_slots_that_it_copies(over: bool, copies: Copies) ->
     assert copies.scene.checks() == ([] if over else ["copy under way"] * 2)
 
 
-@pytest.mark.parametrize("over", [False, True])
-def test_a_storage_is_done_when_the_cache_gives_its_slots_up(over: bool, copies: Copies) -> None:
+@pytest.mark.parametrize("ends", ["copied", "failed", "left to another rank", "not"])
+def test_a_storage_is_done_when_the_cache_gives_its_slots_up(ends: str, copies: Copies) -> None:
+    """The engine also takes the note of a copy that failed, or that another rank makes."""
+
+    def page_backup(*_: Any) -> None:
+        if ends == "failed":
+            raise OSError
+
     copies.written()
+    copies.controller.backup_skip = ends == "left to another rank"
     given = copies.controller, torch.tensor(PLACES)
     hooked(copies.engine.stores, lambda *_: 7, *given)
     for noted in ({7: None}, {}):
-        if over and not noted:
-            hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=7))
+        if not noted and ends in {"copied", "failed"}:
+            with suppress(OSError):
+                hooked(copies.engine.stored, page_backup, copies.controller, Part(id=7))
         cache = Part(cache_controller=copies.controller, ongoing_backup=noted)
         hooked(copies.engine.polled, lambda *_: None, cache)
+    copies.engine.happened("freed", copies.host, torch.tensor(PLACES))
     copies.scene.forward("c", [1], 0, {"full": [40]})
-    assert copies.scene.checks() == ([] if over else ["copy under way"])
+    assert copies.scene.checks() == ["copy under way"] * (2 if ends == "not" else 0)
+    assert copies.engine.backups == {}
+
+
+def test_a_storage_may_be_done_before_the_call_for_it_is(copies: Copies) -> None:
+    def page_backup() -> None:
+        hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=7))
+
+    def write_storage(*_: Any) -> int:
+        thread.start()
+        thread.join(0.1)
+        return 7
+
+    thread = Thread(target=page_backup)
+    copies.written()
+    hooked(copies.engine.stores, write_storage, copies.controller, torch.tensor(PLACES))
+    thread.join()
+    copies.engine.happened("freed", copies.host, torch.tensor(PLACES))
+    copies.scene.forward("c", [1], 0, {"full": [40]})
+    assert copies.scene.checks() == []
+    assert copies.engine.backups == {}
+
+
+def test_a_storage_may_be_done_while_the_cache_is_asked(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(name: str) -> None:
+        hooked(copies.engine.stored, lambda *_: None, copies.controller, Part(id=8))
+
+    monkeypatch.setattr(copies.scene.watcher, "acknowledged", done)
+    for number in (7, 8):
+        given = copies.controller, torch.tensor(PLACES)
+        hooked(copies.engine.stores, lambda *_, it=number: it, *given)
+    for noted in ({7: None, 8: None}, {8: None}):
+        cache = Part(cache_controller=copies.controller, ongoing_backup=noted)
+        hooked(copies.engine.polled, lambda *_: None, cache)
+    assert copies.engine.backups == {}
+
+
+@pytest.mark.parametrize(("taken", "waits"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("what", ["slots", "places"])
+def test_slots_may_be_freed_in_the_call_that_takes_the_note_of_their_copy(
+    what: str, taken: bool, waits: bool, copies: Copies
+) -> None:
+    """The cache takes a note, waits for the copy and frees its slots in one call."""
+    copies.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+    event = copies.start_writing(SLOTS, PLACES)
+
+    def check_progress(cache: Part) -> None:
+        if taken:
+            copies.controller.ack_write_queue.clear()
+        event.over = waits
+        if what == "slots":
+            copies.engine.freed(copies.pool, torch.tensor(SLOTS))
+        else:
+            copies.engine.happened("freed", copies.host, torch.tensor(PLACES))
+
+    cache = Part(cache_controller=copies.controller)
+    hooked(copies.engine.completes, check_progress, cache)
+    copies.scene.forward("d", [1], 0, {"full": [41]})
+    assert copies.scene.checks() == ["copy under way"] * ((not taken) + 2 * (not waits))
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -358,6 +429,26 @@ def test_slots_are_there_until_their_copy_is_submitted(freed: str, copies: Copie
         free()
     copies.scene.forward("d", [1], 0, {"full": [41]})
     assert copies.scene.checks() == ([] if freed == "after" else ["copy under way"])
+
+
+@pytest.mark.parametrize("ends", ["flushed", "submitted for a retraction", "not"])
+def test_what_is_planned_ends_also_without_a_copy_of_its_own(ends: str, copies: Copies) -> None:
+    copies.scene.forward("a", TOKENS, 0, {"full": SLOTS})
+    queue = copies.controller.write_queue = list[Part]()
+
+    def write(*_: Any) -> None:
+        device, there = torch.tensor(SLOTS), torch.tensor(PLACES)
+        queue.append(Part(host_indices=there, device_indices=device))
+
+    hooked(copies.engine.plans, write, copies.controller)
+    if ends == "flushed":
+        hooked(copies.engine.emptied, lambda *_: True, Part(tree_cache=Part()))
+    if ends == "submitted for a retraction":
+        hooked(copies.engine.retracts, lambda *_: copies.start_writing(SLOTS, PLACES), Part())
+    copies.scene.freed("full", SLOTS, "pool.py:7 in free", "engine.py:9 in evict")
+    copies.scene.forward("d", [1], 0, {"full": [41]})
+    assert copies.scene.checks() == ["copy under way"] * (ends == "not")
+    assert len(copies.engine.planned) == (ends == "not")
 
 
 @pytest.mark.parametrize("given_up", [None, 2, 4])

@@ -100,6 +100,7 @@ class Allocations(Transfers):
 
     def freed(self, allocator: Any, slots: Tensor) -> None:
         """Report freed slots, with the lines of the engine that free them."""
+        self.seen()
         if any(frame.f_code.co_name == "free_group_end" for frame in callers()):
             page, rest = int(getattr(allocator, "page_size", 1)), slots
             for group, given, lines in reversed(self.collected):

@@ -5,7 +5,8 @@ A copy is under way from its submission until the engine sees its end, or a forw
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
+from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,10 @@ class Hosts(Following):
         """The engine's note of the end of the copies that were submitted last."""
         self.backups: dict[str, bool] = {}
         """By name of copies to files, whether the prefix cache has noted them."""
+        self.backing_up = RLock()
+        """Held while `backups` changes, which the scheduler and the thread of a storage share."""
+        self.completing: Any = None
+        """The controller whose notes of the ends of copies the prefix cache takes now, or None."""
         self.fetching = ""
         """The name of the copies that the thread of a storage makes now."""
         self.beside: dict[str, list[Copy]] = {}
@@ -144,12 +149,14 @@ class Hosts(Following):
 
     def submit(self, original: Call, controller: Any) -> None:
         """Name the copies that a controller submits."""
-        if self.watcher is None or self.submitting:
+        if self.watcher is None:
             return
         loads = "load" in original.function.__name__
         queue = maybe(controller, f"{'load' if loads else 'write'}_queue")
         for name in self.planned.pop(id(queue), ()):
             self.watcher.end_copies(name)
+        if self.submitting:
+            return
         before = {id(ack) for ack in acks(controller)}
         self.submitting = f"{'load' if loads else 'write'} {next(self.numbers)}"
         self.begun = set()
@@ -228,9 +235,14 @@ class Hosts(Following):
         """Note what says when the copies that were submitted last are over."""
         self.completion = result
 
-    def completes(self, result: Any, cache: Any) -> None:
-        """Report the end of the copies whose notes the prefix cache has taken."""
-        if (controller := maybe(cache, "cache_controller")) is not None:
+    def completes(self, original: Call, cache: Any) -> None:
+        """Report the end of the copies whose notes the prefix cache takes."""
+        self.completing = controller = maybe(cache, "cache_controller")
+        try:
+            original()
+        finally:
+            self.completing = None
+        if controller is not None:
             waiting = {id(ack) for ack in acks(controller)}
             for name, (ack, counter, _) in self.submitted.items():
                 mine = counter is controller.layer_done_counter and id(ack) not in waiting
@@ -243,6 +255,14 @@ class Hosts(Following):
         for name, (ack, *_) in [*self.submitted.items()]:
             if id(ack) not in waiting and ack.finish_event.query():
                 self.over(name)
+
+    def seen(self) -> None:
+        """Report the end of copies, if the prefix cache frees slots while it takes their notes.
+
+        It may take a note, wait for its copy and free the slots in one call.
+        """
+        if self.completing is not None:
+            self.finished({id(ack) for ack in acks(self.completing)})
 
     def awaited(self, pool: Any) -> None:
         """Report the end of the copies to a pool for which the next forward waits.
@@ -308,22 +328,26 @@ class Hosts(Following):
 
     def happened(self, what: str, host: Any, slots: Any) -> None:
         """Report what happened to slots of a host pool."""
+        self.seen()
         group = self.names.get(host)
         if self.watcher is not None and group is not None and isinstance(slots, Tensor):
             self.watcher.happened(what, group, At(slots, HOST))
 
-    def stores(self, result: Any, controller: Any, host_indices: Tensor) -> None:
-        """Report slots of the host that a storage will copy to files.
+    def stores(self, original: Call, controller: Any, host_indices: Tensor) -> None:
+        """Report slots of the host that a storage will copy to files, unless another rank does.
 
-        The prefix cache calls for it as soon as it sees the end of a copy.
+        The prefix cache calls for it as soon as it sees the end of a copy. The thread of the
+        storage may be done before the call returns.
         """
         self.finished()
         group = self.group_on_host(controller)
-        if self.watcher is not None and group is not None:
-            here = At(host_indices, HOST)
-            copy = Copy(group, here, NOWHERE, queue="backup", kept=ENDS[:1])
-            self.watcher.begin_copies(f"backup {result}", [copy])
-            self.backups[f"backup {result}"] = False
+        if self.watcher is None or group is None or maybe(controller, "backup_skip"):
+            return
+        copy = Copy(group, At(host_indices, HOST), NOWHERE, queue="backup", kept=ENDS[:1])
+        with self.backing_up:
+            name = f"backup {original()}"
+            self.watcher.begin_copies(name, [copy])
+            self.backups[name] = False
 
     def group_on_host(self, controller: Any) -> str | None:
         """Return the group whose pool on the host a storage copies to files, if it is followed."""
@@ -386,10 +410,12 @@ class Hosts(Following):
         Until then, host slots of an aborted request may wait to be freed.
         """
         noted = {f"backup {number}" for number in maybe(cache, "ongoing_backup") or ()}
-        for name, known in self.backups.items():
-            if self.watcher is not None and known and name not in noted:
+        with self.backing_up:
+            taken = [name for name, known in self.backups.items() if known and name not in noted]
+            self.backups = {name: name in noted for name in self.backups if name not in taken}
+        for name in taken:
+            if self.watcher is not None:
                 self.watcher.acknowledged(name)
-            self.backups[name] = name in noted
         queues = (maybe(cache, f"cache_controller.{name}.queue") for name in NOTES)
         waiting = {id(note.operation) for queue in queues for note in queue or ()}
         for name, (operation, state) in [*self.fetches.items()]:
@@ -401,11 +427,15 @@ class Hosts(Following):
                 if self.watcher is not None:
                     self.watcher.end_copies(name)
 
-    def stored(self, result: Any, controller: Any, operation: Any) -> None:
+    def stored(self, original: Call, controller: Any, operation: Any) -> None:
         """Report that a storage has copied slots of the host to files, or has failed."""
-        self.backups.pop(f"backup {operation.id}", None)
-        if self.watcher is not None:
-            self.watcher.end_copies(f"backup {operation.id}")
+        try:
+            original()
+        finally:
+            with self.backing_up:
+                self.backups.pop(f"backup {operation.id}", None)
+            if self.watcher is not None:
+                self.watcher.end_copies(f"backup {operation.id}")
 
     def page_read(self, result: Any, host: Any, index: Any) -> None:
         """Note which page a tensor was read from."""
@@ -439,8 +469,15 @@ class Hosts(Following):
             self.watcher.moved(group, *((file, page) if loads else (page, file)))
 
     def flushed(self, cache: Any) -> None:
-        """Judge whether all slots of the host pools are free, after a flush."""
+        """Judge whether all slots of the host pools are free, after a flush.
+
+        What was planned is not copied any more.
+        """
         self.backups.clear()
+        for name in chain(*self.planned.values()):
+            if self.watcher is not None:
+                self.watcher.end_copies(name)
+        self.planned.clear()
         with self.needing("{} are not watched"):
             hosts = slots_of(cache, self.unfilled).items()
             empty = {name: replace(one, cached=one.cached[:0]) for name, one in hosts}
