@@ -14,6 +14,7 @@ import torch
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sharing import Share
+from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.batch import (
     Compressed,
     SplitBatch,
@@ -492,6 +493,82 @@ def test_kernels_get_the_state_of_each_row(
     new = {"a": ([1, 2], [3, 4], [0, 5])}
     served.run(output({"a": len(tokens)}, new=new, hit=cached), [[1, 2], [3, 4]], cached, tokens)
     assert served.found() - {"uninitialised read"} == found
+    served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("known", "most", "other", "found"),
+    [
+        (4, 10, False, set[str]()),
+        (3, 10, False, set[str]()),  # The host learns the last token after the forward.
+        (4, 0, False, set[str]()),  # The state was forgotten.
+        (4, 10, True, {"stale input"}),
+        (3, 10, True, {"stale input"}),
+        (4, 0, True, {"stale input"}),
+    ],
+)
+def test_a_prompt_goes_on_from_a_state_that_may_have_been_computed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    known: int,
+    most: int,
+    other: bool,
+    found: set[str],
+) -> None:
+    """The prompt starts with the same tokens, or with `other` ones."""
+    monkeypatch.setattr(batches, "MOST", most)
+    served = Served(tmp_path, state=5)
+    served.scheduler.requests["a"] = a_request(*PROMPT[:known])
+    new = {"a": ([1, 2], [3, 4], [0, 5])}
+    served.run(output({"a": 4}, new=new), [[1, 2], [3, 4]], 0, PROMPT[:4])
+    served.state = served.kernel = 8
+    served.cache[8] = served.cache[5]
+    served.scheduler.requests["b"] = a_request(PROMPT[0] + other, *PROMPT[1:])
+    new = {"b": ([1, 9], [3, 10], [0, 8])}
+    said = output({"b": 2}, new=new, hit=4)
+    served.run(said, [[1, 9], [3, 10]], 4, PROMPT[4:], name="b")
+    assert served.found() - {"wrong owner"} == found
+    served.journal.end()
+
+
+def test_a_resumed_prompt_goes_on_from_the_state_of_another_one(tmp_path: Path) -> None:
+    """Its state has other bits than that after its own last forward."""
+    served = Served(tmp_path, state=5)
+    served.scheduler.requests |= {name: a_request(*PROMPT) for name in "ab"}
+    new = {"a": ([1, 2], [3, 4], [0, 5])}
+    served.run(output({"a": 4}, new=new), [[1, 2], [3, 4]], 0, PROMPT[:4])
+    served.state = served.kernel = 8
+    new = {"b": ([6, 7], [9, 10], [0, 8])}
+    served.run(output({"b": 4}, new=new), [[6, 7], [9, 10]], 0, PROMPT[:4], name="b")
+    served.state = served.kernel = 13
+    served.cache[13] = served.cache[8]
+    again = {"a": (4, ([6, 11], [9, 12], [0, 13]))}
+    said = output({"a": 2}, cached=again, resumed=("a",))
+    served.run(said, [[6, 11], [9, 12]], 4, PROMPT[4:])
+    assert served.found() == set()
+    served.journal.end()
+
+
+@pytest.mark.parametrize(
+    ("method", "connector", "says"),
+    [
+        ("ngram", None, "those under drafts"),
+        (None, "OffloadingConnector", "which ones a KV connector may load"),
+    ],
+)
+def test_a_state_need_not_be_computed_with_drafts_or_a_connector(
+    tmp_path: Path, method: str | None, connector: str | None, says: str
+) -> None:
+    served = Served(tmp_path, state=5, method=method)
+    if connector is not None:
+        given = Part(kv_connector=connector, kv_connector_extra_config={})
+        served.runner.vllm_config.kv_transfer_config = given
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    said = output({"a": 2}, new={"a": ([1, 2], [3, 4], [0, 5])}, hit=4)
+    served.run(said, [[1, 2], [3, 4]], 4, PROMPT[4:])
+    assert "stale input" not in served.found()
+    settings = [one["settings"] for one in lines_in(tmp_path) if one["kind"] == "scope"]
+    assert {"states_not_watched": says} in settings
     served.journal.end()
 
 

@@ -1,5 +1,6 @@
 """What an engine passes to its model and its kernels for a forward, with recurrent states."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -410,21 +411,30 @@ def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[St
 MOST = 10_000
 """The number of states that are remembered."""
 
+PLACES = 1 << 20
+"""The size of the table of states that are not remembered any more."""
+
 
 class VllmStates:
     """The checksums of states after forwards, by the tokens that each depends on.
 
-    Several forwards may compute a state, with other bits. `partly` has what is known of the tokens
-    of other states, and their number, and `all_known` tells whether no state was forgotten.
+    Several forwards may compute a state, with other bits. A prompt may start from a state that a
+    prompt has left, or that a forward has left at the end of a page: these are remembered.
+
+    If the first few of the tokens of a state are known, only these are compared. If states are
+    `loaded` from elsewhere, no forward here need have computed them.
     """
 
-    def __init__(self, pool: VllmPool) -> None:
+    def __init__(self, pool: VllmPool, loaded: bool = False) -> None:
         self.parts = [
             (number, group.layers[0].name, Checksums(group)) for number, group in pool.states
         ]
-        self.known: dict[int, list[list[int]]] = {}
-        self.partly = set[tuple[int, int]]()
-        self.all_known = True
+        self.page, self.loaded = pool.page, loaded
+        self.known: dict[int, dict[int, dict[int, list[list[int]]]]] = {}
+        """The checksums, by the number of tokens, by that of the known ones, and by their key."""
+        self.order = deque[tuple[int, int, int]]()
+        self.forgotten = bytearray(PLACES)
+        """Whether a state was forgotten, by its key, or by its number of tokens."""
         self.rows: Sequence[tuple[Request, Row]] = ()
         self.inside: Sequence[tuple[Request, Row, int]] = ()
         """Prompts with a state after some of the tokens that they compute, in the block before."""
@@ -465,38 +475,55 @@ class VllmStates:
         self.rows = rows
         given, right, computed = list[int](), list[int](), list[int]()
         for request, row in rows:
-            made = self.known.get(key(row, row.cached), [])
-            if row.cached == request.state[0]:
-                made = [*made, request.state[1]]
-            if row.cached and made:
-                given += (held := self.held(request))
+            if not row.cached:
+                continue
+            held, goes_on = self.held(request), row.cached == request.state[0]
+            made, others = ([request.state[1]], False) if goes_on else self.computed(row)
+            if held in made or (made and not others):
+                given += held
                 right += held if held in made else made[-1]
-            computed.append(int(bool(made) or not row.cached or self.forgotten(row)))
+            computed.append(int(bool(made) or others or row.cached % self.page > 0))
         yield expected("states", torch.tensor(given, dtype=torch.int64), right)
-        yield expected("computed states", torch.tensor(computed), [1] * len(computed))
+        if not self.loaded:
+            yield expected("computed states", torch.tensor(computed), [1] * len(computed))
 
-    def forgotten(self, row: Row) -> bool:
-        """Whether the state from which a row starts may be one that is not remembered."""
-        begun = (key(row, end) for end in range(row.cached + 1))
-        return not self.all_known or any((one, row.cached) in self.partly for one in begun)
+    def computed(self, row: Row) -> tuple[list[list[int]], bool]:
+        """Return the states from which a row may start, and whether there may be others."""
+        end, mine = row.cached, self.known.get(row.cached, {})
+        if known_tokens(row, end) < end:
+            return [], True
+        whole = key(row, end)
+        others = any(key(row, first) in keys for first, keys in mine.items() if first < end)
+        forgotten = any(self.forgotten[one % PLACES] for one in (whole, end))
+        return mine.get(end, {}).get(whole, []), others or forgotten
 
     def end(self) -> None:
         """Remember the states that the forward has computed."""
-        if len(self.known) > MOST:
-            self.known.clear()
-            self.partly.clear()
-            self.all_known = False
         for request, row in self.rows:
             end = row.cached + row.computed
             request.state = end, self.held(request)
-            tokens = row.tokens[:end]
-            if None not in tokens:
-                self.known.setdefault(key(row, end), []).append(request.state[1])
-            else:
-                self.partly.add((key(row, tokens.index(None)), end))
+            if row.computed > 1 or end % self.page == 0:
+                self.remember(row, end, request.state[1])
         for request, row, more in self.inside:
-            kept = self.held(request, -2)
-            self.known.setdefault(key(row, row.cached + more), []).append(kept)
+            self.remember(row, row.cached + more, self.held(request, -2))
+
+    def remember(self, row: Row, end: int, state: list[int]) -> None:
+        """Remember the state after the first tokens of a row, and forget the oldest ones."""
+        first = known_tokens(row, end)
+        self.order.append((end, first, one := key(row, first)))
+        self.known.setdefault(end, {}).setdefault(first, {}).setdefault(one, []).append(state)
+        while len(self.order) > MOST:
+            end, first, one = self.order.popleft()
+            self.forgotten[(one if first == end else end) % PLACES] = 1
+            firsts = self.known[end]
+            keys = firsts[first]
+            keys[one].pop(0)
+            if not keys[one]:
+                del keys[one]
+            if not keys:
+                del firsts[first]
+            if not firsts:
+                del self.known[end]
 
     def held(self, request: Request, column: int = -1) -> list[int]:
         """Return the checksums of the state of a request in each group."""
@@ -507,3 +534,9 @@ class VllmStates:
 def key(row: Row, end: int) -> int:
     """Return what stands for everything that a state depends on."""
     return hash((row.space, *row.tokens[:end]))
+
+
+def known_tokens(row: Row, end: int) -> int:
+    """Return how many of the first tokens of a row are known, up to some end."""
+    tokens = row.tokens[:end]
+    return tokens.index(None) if None in tokens else len(tokens)

@@ -219,9 +219,15 @@ class VllmEngine(Attended):
         stores = maybe(config, "kv_transfer_config.kv_connector") == FILED
         self.once = next(effects, TOGETHER if together else STORES if stores else None)
         self.capturing = None
-        # States that a forward computes without being watched have other bits.
-        watches = bool(self.pool.states) and self.settings.every == 1
-        self.states = batches.VllmStates(self.pool) if watches else None
+        self.states = None
+        if self.pool.states and config.speculative_config is not None:
+            self.journal.scope(states_not_watched="those under drafts")
+        elif self.pool.states and self.settings.every == 1:
+            # States that a forward computes without being watched have other bits.
+            loaded = config.kv_transfer_config is not None
+            self.states = batches.VllmStates(self.pool, loaded)
+            if loaded:
+                self.journal.scope(states_not_watched="which ones a KV connector may load")
         self.hook(type(runner.get_model()), "__call__", self.model)
         self.follow_attention(runner)
         if hasattr(model_of(runner), "compute_logits"):

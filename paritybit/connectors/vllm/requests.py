@@ -185,6 +185,7 @@ class Requests:
             if name in cached.resumed_req_ids:  # All of its blocks are new.
                 begun[name] = request.computed
                 request.blocks = [list(numbers) for numbers in more]
+                request.state = 0, []
             elif more is not None:
                 for mine, numbers in zip(request.blocks, more, strict=True):
                     mine.extend(numbers)
