@@ -57,7 +57,7 @@ class TransformersServed(Common):
     def requests(self) -> Iterator[Wave]:
         given = super().requests()
         # Texts come back while the pool has room for what is cached. With little room on the host,
-        # that ends 5.24.0 soon: see `sectors-transformers-5.24.0.json`.
+        # that ends 5.24.0 soon: see `docs/reports/transformers-host-blocks.md`.
         if self.full and not self.small_host:
             given = with_returns(self.seed, given, self.limits(), flush=True)
         return with_growth(self.seed, given, self.limits(), LARGE) if self.offload else given
