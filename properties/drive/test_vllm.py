@@ -539,27 +539,36 @@ def test_a_greedy_token_is_the_likeliest_if_it_comes_back_in_a_prompt(
     assert sum("likelier" in text for text in later.wrong()) == found
 
 
-def test_the_pool_refuses_running_requests_alone_and_then_has_room(
+def test_the_pool_is_full_for_a_running_request_that_needs_a_block_and_then_has_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    class Pool:
+        def get_num_free_blocks(self) -> int:
+            return 9
+
     class Manager:
+        block_pool = Pool()
+
         def new_step_starts(self) -> None: ...
 
-        def allocate_slots(self, request: Any) -> str:
-            return "blocks"
+        def allocate_slots(self, request: Any) -> str | None:
+            return "blocks" if request.needs <= self.block_pool.get_num_free_blocks() else None
 
     module = SimpleNamespace(KVCacheManager=Manager)
     name = "vllm.v1.core.kv_cache_manager"
     monkeypatch.setitem(sys.modules, name, cast("Any", module))
     preempt_often()
-    given = [SimpleNamespace(status=SimpleNamespace(name=one)) for one in ("WAITING", "RUNNING")]
-    refused = list[tuple[int, str]]()
+    given = [
+        SimpleNamespace(status=SimpleNamespace(name=name), needs=needs)
+        for name, needs in (("WAITING", 1), ("RUNNING", 0), ("RUNNING", 1))
+    ]
+    refused = list[tuple[int, SimpleNamespace]]()
     for step in range(3 * INTERVAL):
         Manager().new_step_starts()
         for one in given * (LATEST + 1):
             if Manager().allocate_slots(one) is None:
-                refused.append((step + 1, one.status.name))
-    assert refused == [(INTERVAL * at, "RUNNING") for at in (1, 2, 3)]
+                refused.append((step + 1, one))
+    assert refused == [(INTERVAL * at, given[2]) for at in (1, 2, 3)]
 
 
 def test_half_of_the_rows_preempt_often_but_none_with_states_or_one_copy_of_kv() -> None:

@@ -282,24 +282,25 @@ def late_worker(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reuse_soon() -> None:
-    """Let half of the blocks that requests give up be the next ones, as in a pool that is full.
+    """Let the blocks of every second request that ends be the next ones, as in a full pool.
 
     Those that a window has left stay the last ones.
     """
     kind: Any = importlib.import_module("vllm.v1.core.kv_cache_utils").FreeKVCacheBlockQueue
     manager: Any = importlib.import_module("vllm.v1.core.kv_cache_manager").KVCacheManager
     last, first, free = kind.append_n, kind.prepend_n, manager.free
-    ending = list[Any]()
+    append = last
 
     def freed(queue: Any, blocks: Any) -> Any:
-        return (first if ending and CHANCE.random() < 1 / 2 else last)(queue, blocks)
+        return append(queue, blocks)
 
     def ended(one: Any, request: Any) -> Any:
-        ending.append(request)
+        nonlocal append
+        append = first if CHANCE.random() < 1 / 2 else last
         try:
             return free(one, request)
         finally:
-            ending.pop()
+            append = last
 
     kind.append_n, manager.free = freed, ended
 

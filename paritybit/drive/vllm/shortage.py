@@ -11,7 +11,7 @@ INTERVAL, LATEST = 6, 3
 
 
 def preempt_often() -> None:
-    """Let the pool act as if it were full. The engine chooses which request it preempts."""
+    """Let the pool be full for a request that needs a block. The engine chooses the victim."""
     kind: Any = importlib.import_module("vllm.v1.core.kv_cache_manager").KVCacheManager
     allocate, begin = kind.allocate_slots, kind.new_step_starts
     steps, left = 0, -1
@@ -27,10 +27,18 @@ def preempt_often() -> None:
     @wraps(allocate)
     def allocated(manager: Any, request: Any, *given: Any, **named: Any) -> Any:
         nonlocal left
-        if request.status.name == "RUNNING" and left >= 0:
-            left -= 1
-            if left < 0:
-                return None
-        return allocate(manager, request, *given, **named)
+        if request.status.name != "RUNNING" or left < 0:
+            return allocate(manager, request, *given, **named)
+        left = max(0, left - 1)
+        if left:
+            return allocate(manager, request, *given, **named)
+        pool = manager.block_pool
+        pool.get_num_free_blocks = lambda: 0
+        try:
+            blocks = allocate(manager, request, *given, **named)
+        finally:
+            del pool.get_num_free_blocks
+        left = -1 if blocks is None else 0
+        return blocks
 
     kind.new_step_starts, kind.allocate_slots = begun, allocated

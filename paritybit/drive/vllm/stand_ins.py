@@ -438,7 +438,9 @@ AFTER.append(
 
 
 REUSED = StandIn(
-    "blocks that are freed: half of them are the next ones", "few pools are full", reuse_soon
+    "blocks of ended requests: those of every second one are the next ones",
+    "few pools are full",
+    reuse_soon,
 )
 
 
