@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import offsets
 from paritybit.connectors.sampling import ROUNDING
-from paritybit.watch.facts import Row, RowValues
+from paritybit.watch.facts import Row, RowValues, Window, first_seen
 
 ON_A_GPU = "attention on a GPU, whose kernels may round queries and weights to a few bits"
 """What is not judged."""
@@ -114,7 +114,7 @@ class Attending:
     queries: Tensor
     given: Sequence[Tensor]
     held: Held
-    window: int | None = None
+    window: Window | None = None
     own: bool = False
     width: int | None = None
     made: Callable[[Tensor], Tensor] = lambda found: found
@@ -140,7 +140,7 @@ class Attending:
         """
         stored, returned = [Judged(name) for name in STORED], Judged(RETURNED)
         for row, start in zip(self.rows, offsets(row.computed for row in self.rows), strict=False):
-            first = 0 if self.window is None else max(0, row.cached - self.window + 1)
+            first = first_seen(self.window, row.cached)
             slots = row.slots[self.group][first : row.cached + row.computed].long()
             if row.spare or not row.computed or bool((slots < 0).any()):
                 continue  # Other checks judge whether a position has a slot.
@@ -161,12 +161,12 @@ class Attending:
                 parts = [torch.cat((one[:prefix], other)) for one, other in pairs]
             keys, *values = parts
             values = values or [keys[..., : self.width]]
-            places = prefix + at.to(slots.device)[:, None]
-            behind = places - torch.arange(len(keys), device=slots.device)
             found, q = output[mine][at].float().flatten(1), self.queries[mine][at]
-            right = self.of_queries(q, keys, values[0], behind, self.window)
-            if self.window is not None:  # Some kernels leave out the oldest key of a window.
-                other = self.of_queries(q, keys, values[0], behind, self.window - 1)
+            places, queries = first + torch.arange(len(keys)), (row.cached + at).tolist()
+            seen, fewer = (self.seen(queries, places, slack).to(slots.device) for slack in (0, 1))
+            right = self.of_queries(q, keys, values[0], seen)
+            if not torch.equal(seen, fewer):  # Some kernels leave out the oldest key of a window.
+                other = self.of_queries(q, keys, values[0], fewer)
                 nearer = (found - other).abs().amax(1) < (found - right).abs().amax(1)
                 right = other.where(nearer[:, None], right)
             returned.add(row, at, found, right)
@@ -174,13 +174,13 @@ class Attending:
         for one in (*stored, returned):
             yield from one.values(self, within)
 
-    def of_queries(
-        self, q: Tensor, keys: Tensor, values: Tensor, behind: Tensor, window: int | None
-    ) -> Tensor:
-        """Return what queries get from keys that are so many positions behind them."""
-        seen = behind >= 0
-        if window is not None:
-            seen &= behind < window
+    def seen(self, queries: Sequence[int], keys: Tensor, slack: int = 0) -> Tensor:
+        """Return which of the keys at some positions queries at others see, bool [T, L]."""
+        firsts = torch.tensor([first_seen(self.window, one, slack) for one in queries])
+        return (keys >= firsts[:, None]) & (keys <= torch.tensor(queries)[:, None])
+
+    def of_queries(self, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+        """Return what queries get from the keys that they see."""
         return self.made(attend(q, keys, values, seen, **self.how)).flatten(1)
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -53,6 +54,32 @@ WHOLE = Share()
 
 Part = tuple[int, int, int]
 """A row, and the first position and the end of a part of what it computes."""
+
+
+def in_chunks(spans: Sequence[tuple[int, int]], size: int | None) -> list[Part]:
+    """Return the parts of rows that lie in one chunk of positions each, or all rows as they are.
+
+    `spans` have the numbers of cached and of computed positions.
+    """
+    found = list[Part]()
+    for row, (cached, computed) in enumerate(spans):
+        last = cached + computed
+        edges = [] if size is None else range((cached // size + 1) * size, last, size)
+        found += [(row, *span) for span in pairwise([cached, *edges, last])]
+    return found
+
+
+def of_lines(parts: Sequence[Part], counts: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return where rows begin in a flat table, and how many entries they have, padded ones last.
+
+    A part of a row is a line of the table, with its count. Lines after these are padded rows.
+    """
+    lines = [row for row, _, _ in parts]
+    lines += range(lines[-1] + 1, lines[-1] + 1 + len(counts) - len(lines))
+    of_row, rows = torch.tensor(lines), lines[-1] + 1
+    firsts = torch.searchsorted(of_row, torch.arange(rows)) * width
+    counts = torch.nn.functional.pad(counts, (0, len(lines) - len(counts)))
+    return firsts, counts.new_zeros(rows).index_add_(0, of_row.to(counts.device), counts)
 
 
 def mirrored(spans: Sequence[tuple[int, int]], ranks: int) -> list[list[Part]]:

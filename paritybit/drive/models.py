@@ -305,11 +305,44 @@ QWEN3_5 = Model(
 )
 """Such a model whose ranks can share contexts, and which has images."""
 
+LLAMA4 = Model(
+    name="llama4",
+    config={
+        **_SIZES,
+        "architectures": ["Llama4ForCausalLM"],
+        "model_type": "llama4_text",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "intermediate_size": 64,
+        "intermediate_size_mlp": 128,
+        "layer_types": [*["chunked_attention"] * 3, "full_attention"],
+        "no_rope_layers": [1, 1, 1, 0],
+        "attention_chunk_size": 2 * WINDOW,
+        "interleave_moe_layer_step": 5,  # No layer has experts.
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "use_qk_norm": False,  # sglang would round queries to 16 bits.
+        "attn_temperature_tuning": True,
+        "floor_scale": WINDOW,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+)
+"""A model in which the queries of some layers see only the keys of their chunk."""
+
+LLAMA4_IN_PARTS: Mapping[str, Any] = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "tie_word_embeddings": False,
+    "text_config": LLAMA4.config,
+}
+"""The same, without the part for images that it may have."""
+
 MODELS = {
     model.name: model
     for model in (
         *(GEMMA4, GPT_OSS, QWEN2_VL, LFM2, DEEPSEEK_V2, DEEPSEEK_V32, NEMOTRON_H, QWEN3_NEXT),
-        QWEN3_5,
+        *(QWEN3_5, LLAMA4),
     )
 }
 RECURRENT = frozenset({LFM2.name, NEMOTRON_H.name, QWEN3_NEXT.name, QWEN3_5.name})

@@ -15,6 +15,30 @@ ELSEWHERE = -2
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """The window of attention in chunks: a query sees the positions from its chunk's start on."""
+
+    size: int
+
+
+Window = int | Chunks
+"""Which positions a query at position p sees: those from p - window + 1 to p, or Chunks."""
+
+
+def first_seen(window: Window | None, position: int, slack: int = 0) -> int:
+    """Return the first position that the query of a position sees.
+
+    Some kernels leave out the oldest key of a window. With a `slack`, a window that moves with the
+    query has so many keys less.
+    """
+    if window is None:
+        return 0
+    if isinstance(window, Chunks):
+        return position // window.size * window.size
+    return max(0, position - window + 1 + slack)
+
+
+@dataclass(frozen=True)
 class Layer:
     """The KV tensors of one layer.
 
@@ -24,15 +48,14 @@ class Layer:
 
     name: str
     tensors: tuple[torch.Tensor, ...]
-    window: int | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
 class Group:
     """Layers that share slot numbers, in the order in which a forward computes them.
 
-    - `window`: a query at position p reads the positions from p - window + 1 to p. None means all
-      positions up to p.
+    - `window`: the positions that a query at position p reads. None means all up to p.
     - `reserved`: the slots that padding uses. They may have any content.
     - `page_size`: the number of slots in a page. Pages are allocated and freed as a whole.
     - `block`: the number of slots in a block, if the blocks of a tensor are not contiguous.
@@ -40,7 +63,7 @@ class Group:
 
     name: str
     layers: tuple[Layer, ...]
-    window: int | None = None
+    window: Window | None = None
     reserved: frozenset[int] = frozenset({0})
     page_size: int = 1
     block: int | None = None
@@ -76,7 +99,7 @@ class Row:
     slots: Mapping[str, torch.Tensor]
     space: str = ""
     spare: int = 0
-    window: int | None = None
+    window: Window | None = None
     frees: bool = False
 
     def __post_init__(self) -> None:
@@ -187,7 +210,7 @@ class IndexList(Located):
     exact: bool = True
     page: int = 1
     source: str | None = None
-    window: int | None = None
+    window: Window | None = None
     learned: Where | None = None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paritybit.watch.bits import EMPTY, as_integers, taken
 from paritybit.watch.chains import UNKNOWN, Chains
-from paritybit.watch.facts import ELSEWHERE, Forward, Group, Row
+from paritybit.watch.facts import ELSEWHERE, Forward, Group, Row, first_seen
 from paritybit.watch.ledger import NEVER, Ledger
 from paritybit.watch.observations import Reads
 
@@ -93,8 +93,7 @@ def first_read(row: Row, group: Group) -> int:
     """Return the first cached position that a row reads in a group, or `row.cached` for none."""
     if not row.computed or group.name not in row.slots:
         return row.cached
-    window = row.window or group.window
-    return 0 if window is None else max(0, row.cached - window + 1)
+    return first_seen(row.window or group.window, row.cached)
 
 
 def outside(row: Row, earlier: Sequence[Row], ledger: Ledger) -> Tensor | None:
@@ -130,7 +129,8 @@ def slots_read(forward: Forward, ledger: Ledger, last: bool = False) -> Tensor:
     for row in forward.rows:
         window, first = row.window or ledger.group.window, first_read(row, ledger.group)
         if last and window is not None:
-            first = max(first, row.cached + row.computed - window + (window > 2))
+            slack = isinstance(window, int) and window > 2
+            first = max(first, first_seen(window, row.cached + row.computed - 1, slack))
         if name in row.slots:
             parts.append(row.slots[name][first : row.cached])
     return ledger.index(torch.cat(parts)) if parts else ledger.reserved[:0]

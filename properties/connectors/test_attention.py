@@ -16,7 +16,7 @@ from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.vllm.attention import Attended as VllmAttended
 from paritybit.connectors.vllm.attention import by_head
 from paritybit.watch.checks.wrong_row import judge
-from paritybit.watch.facts import Group, Row
+from paritybit.watch.facts import Chunks, Group, Row, Window
 from paritybit.watch.observations import RowsGiven
 from properties.connectors import parts
 
@@ -36,7 +36,7 @@ ROWS = [row("a", 5, 3, 1), row("b", 0, 4, 10), row("c", 9, 1, 16)]
 class Engine:
     """Keeps keys and values in a dtype, with a scale for each. `edit` changes what it does."""
 
-    def __init__(self, kept: torch.dtype, window: int | None, own: bool) -> None:
+    def __init__(self, kept: torch.dtype, window: Window | None, own: bool) -> None:
         self.draw = torch.Generator().manual_seed(3)
         self.kept, self.window, self.own = kept, window, own
         self.scales = self.reads = self.writes = SCALES[kept]
@@ -87,7 +87,11 @@ class Engine:
                 part[slots[one.cached :]] = self.to(given[mine], scale)
             for at in range(one.computed):
                 end = one.cached + at + 1
-                first = 0 if self.window is None else max(0, end - self.window - self.beyond)
+                first = 0
+                if isinstance(self.window, Chunks):
+                    first = max(0, (end - 1) // self.window.size * self.window.size - self.beyond)
+                elif self.window is not None:
+                    first = max(0, end - self.window - self.beyond)
                 keys, values = (
                     part[slots[first:end]].float() * scale
                     for part, scale in zip(self.parts, self.reads, strict=True)
@@ -126,10 +130,10 @@ FAULTS: dict[str, tuple[Edit, set[str]]] = {
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, 4, Chunks(4)])
 @pytest.mark.parametrize("kept", SCALES)
 def test_layers_store_and_return_what_slots_hold(
-    kept: torch.dtype, window: int | None, own: bool
+    kept: torch.dtype, window: Window | None, own: bool
 ) -> None:
     assert Engine(kept, window, own).serve() == {}
 
@@ -148,6 +152,13 @@ def test_only_the_oldest_key_of_a_window_may_be_left_out(beyond: int, found: set
     engine = Engine(torch.float32, 4, own=False)
     engine.beyond = beyond
     assert {*engine.serve()} == found
+
+
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_a_query_sees_all_keys_of_its_chunk_and_no_others(beyond: int) -> None:
+    engine = Engine(torch.float32, Chunks(4), own=False)
+    engine.beyond = beyond
+    assert {*engine.serve()} == {RETURNED}
 
 
 @pytest.mark.parametrize("follow", [VllmAttended.follow_attention, SglangEngine.hook_lists])

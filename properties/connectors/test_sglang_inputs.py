@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from paritybit.connectors.following import expected
+from paritybit.connectors.following import expected, pages
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sampling import UNSEEN
 from paritybit.connectors.sglang.attention import lists_of, metadata_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.graphs import counted, without_images
 from paritybit.connectors.sglang.models import SglangModel
+from paritybit.connectors.sglang.pools import SglangPool
 from paritybit.connectors.sglang.rows import Recorded, Rows, roots
 from paritybit.connectors.sglang.sampling import (
     COUNTED,
@@ -26,8 +27,8 @@ from paritybit.connectors.sglang.sampling import (
     of_prompts,
     rows,
 )
-from paritybit.watch.checks import stale_input, wrong_row
-from paritybit.watch.facts import Forward, Row, RowValues, StaticInput
+from paritybit.watch.checks import stale_input, wrong_list, wrong_row
+from paritybit.watch.facts import Chunks, Forward, Group, Row, RowValues, StaticInput
 from paritybit.watch.journal import Journal
 from paritybit.watch.observations import Inputs, RowsGiven
 from paritybit.watch.settings import Settings
@@ -105,6 +106,64 @@ def test_the_lengths_of_flash_attention_are_exact(mode: str, topk: int, lengths:
         meta = SimpleNamespace(cache_seqlens_int32=torch.tensor(held))
         given = backend("FlashAttentionBackend", forward_metadata=meta, topk=topk)
         assert stale(list(metadata_of(given, mode, chain(2), rows_of((3, 1)), graph=True))) == found
+
+
+def wrong_in_chunks(**changed: list[int]) -> tuple[list[str], list[str]]:
+    """Return what is stale, and for which requests a list is wrong, with changed metadata.
+
+    There are a prompt of 6 tokens after 5, a decoding request, and a padded row. Some layers have
+    chunks of 4 positions, and pages have 2 slots.
+    """
+    tables = [[2, 3, 4, 5, 6, 7], [9, 10, 11, 12, 13, 0], [0] * 6]
+    given = {
+        "local_query_start_loc": [0, 3, 6, 7, 8],
+        "local_seqused_k": [4, 3, 2, 1],
+        "local_block_table": [4, 5, 6, 7, 13, 0, 0, 0],
+        **changed,
+    }
+    local = SimpleNamespace(**{name: torch.tensor(one) for name, one in given.items()})
+    local.local_block_table = local.local_block_table.view(-1, 2)
+    meta = SimpleNamespace(
+        cache_seqlens_int32=torch.tensor([11, 10, 1]),
+        page_table=torch.tensor(tables),
+        local_attn_metadata=local,
+    )
+    builder = SimpleNamespace(attention_chunk_size=4)
+    known = {"forward_metadata": meta, "local_attn_builder": builder, "page_size": 2}
+    pool = SglangPool(None, Chunks(4), {"full": Group("full", ())})
+    found, facts = Rows(), ((5, 6), (9, 1))
+    for at, (name, (cached, more)) in enumerate(zip("ab", facts, strict=True)):
+        slots = {"full": pages(tables[at], 2)[: cached + more]}
+        found.add(at, Row(name, [1] * (cached + more), cached, more, slots))
+    held = backend("FlashAttentionBackend", **known)
+    inputs = list(metadata_of(held, "extend", SimpleNamespace(), found, graph=True))
+    forward, wrong = Forward("extend", tuple(found.rows)), list[str]()
+    ledger: Any = SimpleNamespace(group=Group("full", (), reserved=frozenset({0, 1})), slots=0)
+    for one in lists_of(held, pool, "extend", found, 3, graph=True):
+        lists: Any = SimpleNamespace(
+            given=one, forward=forward, ledger=ledger, number=1, found=lambda *_, **more: more
+        )
+        judged = list[Any](wrong_list.judge(lists))
+        wrong += [(one.get("reader") or {}).get("request", "") for one in judged]
+    return stale(inputs), wrong
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({}, ([], [])),
+        ({"local_seqused_k": [4, 2, 2, 1]}, (["local_seqused_k"], ["a"])),
+        ({"local_seqused_k": [3, 3, 2, 1]}, (["local_seqused_k"], [])),
+        ({"local_query_start_loc": [0, 4, 6, 7, 8]}, (["local_query_start_loc"], [])),
+        ({"local_block_table": [4, 5, 6, 8, 13, 0, 0, 0]}, ([], ["a"])),
+        ({"local_block_table": [4, 5, 6, 7, 12, 0, 0, 0]}, ([], ["b"])),
+        ({"local_block_table": [4, 5, 6, 7, 13, 0, 9, 0]}, ([], [""])),
+    ],
+)
+def test_flash_attention_gets_the_pages_of_each_chunk(
+    changed: dict[str, list[int]], wrong: tuple[list[str], list[str]]
+) -> None:
+    assert wrong_in_chunks(**changed) == wrong
 
 
 SPANS = (2, 5), (0, 8)

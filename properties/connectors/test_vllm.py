@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paritybit.connectors.hooking import NotRecognisedError
-from paritybit.connectors.sharing import Share
+from paritybit.connectors.sharing import Share, in_chunks
 from paritybit.connectors.vllm import batch as batches
 from paritybit.connectors.vllm.batch import (
     Compressed,
@@ -34,11 +34,12 @@ from paritybit.connectors.vllm.engine import (
     VllmEngine,
 )
 from paritybit.connectors.vllm.moving import unfollowed
-from paritybit.connectors.vllm.pools import VllmPool, by_slot, described
+from paritybit.connectors.vllm.pools import EngineGroup, View, VllmPool, by_slot, described
 from paritybit.connectors.vllm.requests import column_inside
 from paritybit.watch.bits import Checksums
+from paritybit.watch.checks.wrong_list import fault
 from paritybit.watch.digests import Digests
-from paritybit.watch.facts import Forward, Row, same
+from paritybit.watch.facts import Chunks, Forward, Group, Row, same
 from paritybit.watch.lines import Lines
 from paritybit.watch.settings import Settings
 from properties.connectors.parts import Part, hooked
@@ -178,7 +179,7 @@ def halved(rank: int) -> tuple[SplitBatch, Forward, VllmPool]:
 def test_a_rank_that_computes_parts_of_prompts_gets_what_they_imply(rank: int) -> None:
     batch, forward, pool = halved(rank)
     right = batch.expected(forward)
-    for static in batch.inputs():
+    for static in batch.inputs(forward):
         if static.name in right:
             assert torch.equal(static.tensor[: static.live], right[static.name]), static.name
     mine, every = batch.places(forward)
@@ -212,7 +213,7 @@ def test_a_rank_lists_the_slots_of_its_own_part_of_each_context(rank: int) -> No
     assert listed == [[4, -1, 5, -1, 6], [-1, 4, -1, 5, -1]][rank]
     assert wrong_lengths(batch, forward) == []
     right = batch.expected(forward)
-    for static in batch.inputs():
+    for static in batch.inputs(forward):
         if static.name in right and static.name != "positions":
             assert torch.equal(static.tensor[: static.live], right[static.name]), static.name
     batch.metadata[0].dcp_context_kv_lens[:] = torch.tensor([5, 0, 1])  # Of the whole context.
@@ -223,8 +224,108 @@ def test_a_rank_lists_the_slots_of_its_own_part_of_each_context(rank: int) -> No
     assert (base.name, implied[base.name].tolist()) == ("dcp_context_kv_lens 0", [5, 0])
     assert [row.cached for row in base.rows] == [9 + rank, 0]
     assert base.rows[1] is forward.rows[1]
-    wrong = [one for one in batch.tails() if not same(one.tensor, one.expected)]
+    wrong = [one for one in batch.tails(forward) if not same(one.tensor, one.expected)]
     assert [one.name for one in wrong] == ["dcp_context_kv_lens 0 (padding)"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 100])
+def test_rows_are_cut_at_the_edges_of_chunks(size: int) -> None:
+    spans = [(0, 9), (5, 1), (6, 7), (8, 4)]
+    right = list[list[int]]()
+    for row, (cached, computed) in enumerate(spans):
+        for at in range(cached, cached + computed):
+            if at in (cached, at // size * size):
+                right.append([row, at, at])
+            right[-1][2] += 1
+    assert in_chunks(spans, size) == [tuple(one) for one in right]
+    assert in_chunks(spans, None) == [(at, n, n + more) for at, (n, more) in enumerate(spans)]
+
+
+def chunked(apart: bool) -> tuple[VllmBatch, Forward, VllmPool]:
+    """Return a batch of a prompt of 6 tokens after 5, and of a decoding request.
+
+    Some layers have chunks of 4 positions, whose rows are the parts of the prompt, and the request.
+    If they have a group of their own, it is the first one.
+    """
+    given = [(5, 6, [2, 3, 4, 5, 6, 7]), (9, 1, [9, 10, 11, 12, 13, 0])]
+    views = View(int(apart)), View(0, chunks=Chunks(4))
+    views = views[::-1] if apart else views
+    targets = tuple(EngineGroup(at, None, "") for at in range(1 + apart))
+    pool = VllmPool((), 2, targets, views=views)
+    rows = [
+        Row(name, [*range(cached + n)], cached, n, {"blocks": pool.slots(blocks)[: cached + n]})
+        for name, (cached, n, blocks) in zip("ab", given, strict=True)
+    ]
+    rows = [*(replace(row, window=Chunks(4)) for row in rows if apart), *rows]
+    slots = torch.cat([row.slots["blocks"][row.cached :] for row in rows[:2]])
+    whole = Part(
+        block_table=torch.tensor([blocks for _, _, blocks in given]),
+        seq_lens=torch.tensor([11, 10]),
+        query_start_loc=torch.tensor([0, 6, 7]),
+        slot_mapping=slots,
+    )
+    cut = Part(
+        block_table=torch.tensor([[4, 5], [6, 7], [13, 0]]),
+        seq_lens=torch.tensor([4, 3, 2]),
+        query_start_loc=torch.tensor([0, 3, 6, 7]),
+        slot_mapping=slots.clone(),
+    )
+    positions = torch.tensor([*range(5, 11), 9])
+    metadata = (cut, whole) if apart else (whole, cut)
+    batch = VllmBatch(positions, positions, metadata, (2, 7), (2, 7), views=views)
+    return batch, Forward("prefill", tuple(rows), repeats=1 + apart), pool
+
+
+def wrong_with_chunks(apart: bool, change: Callable[[Any], Any] | None = None) -> set[str]:
+    """Return the inputs that are wrong, and the lists of which requests, after a change."""
+    batch, forward, pool = chunked(apart)
+    if change is not None:
+        change(batch.metadata[not apart])
+    right, found = batch.expected(forward), set[str]()
+    for static in batch.inputs(forward):
+        expected = right.get(static.name)
+        if expected is not None and not same(static.tensor[: static.live], expected):
+            found.add(static.name.replace("0", "1") if apart else static.name)
+    ledger: Any = Part(group=Group("blocks", ()), slots=0)
+    for given in batch.lists(pool, "blocks", forward):
+        lists: Any = Part(given=given, forward=forward, ledger=ledger, number=1)
+        parts = [*zip(given.offsets.tolist(), given.counts.tolist(), strict=True)]
+        for row, (offset, count) in zip(forward.rows, parts, strict=True):
+            if fault(lists, row, given.entries.numpy(), offset, count) is not None:
+                found.add(row.request)
+    return found
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (None, set[str]()),
+        (lambda one: one.block_table[1].add_(-2), {"a"}),  # The first chunk twice.
+        (lambda one: one.block_table[2, :1].fill_(11), {"b"}),
+        (lambda one: one.seq_lens[1].add_(-1), {"a", "seq_lens 1"}),
+        (lambda one: one.seq_lens[0].add_(-1), {"seq_lens 1"}),
+        (lambda one: one.seq_lens.resize_(2), {"b", "seq_lens 1"}),
+        (lambda one: one.query_start_loc[1].add_(1), {"query_start_loc 1"}),
+        (lambda one: one.slot_mapping[4].add_(1), {"slot_mapping 1"}),
+    ],
+)
+def test_a_query_in_chunks_reads_the_slots_from_its_chunk_on(
+    apart: bool, change: Callable[[Any], Any] | None, found: set[str]
+) -> None:
+    assert wrong_with_chunks(apart, change) == found
+
+
+def test_a_slot_to_write_is_in_the_chunk_of_its_token() -> None:
+    """If the blocks of a part are wrong, so are the slots that follow from them."""
+    batch, forward, _ = chunked(apart=False)
+    batch.metadata[1].block_table[1, 0] = 8
+    batch.metadata[1].slot_mapping[3:5] += 4
+    slots = [[row.slots["blocks"] for row in forward.rows]]
+    ((base, implied),) = bases_of(batch, forward, None, slots, 2)
+    assert base.name == "block_table"
+    assert implied is not None
+    assert torch.equal(implied["slot_mapping 1"], batch.metadata[1].slot_mapping)
 
 
 # A whole engine of stand-ins.
@@ -334,18 +435,37 @@ def test_the_bytes_of_a_slot_are_also_those_of_an_indexer(byte: int, slot: int) 
     assert (sums.all() != before).nonzero().flatten().tolist() == [1, slot]
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [({"attention_chunk_size": 8}, "in chunks"), ({"tokens_per_state": 4}, "several tokens")],
-)
-def test_layers_whose_queries_read_other_positions_are_not_recognised(
-    more: dict[str, int], message: str
+@pytest.mark.parametrize(("apart", "windows"), [(True, [None, Chunks(8)]), (False, [None])])
+def test_layers_with_chunks_have_a_view_of_their_own(
+    apart: bool, windows: list[Chunks | None]
 ) -> None:
+    """They may have a group of their own, or be in the only group."""
     config, layers, _ = a_pool()
-    spec = type(GROUPS[0].kv_cache_spec)(block_size=4, **more)
+    layers["slid"].attention_chunk_size = 8
+    if not apart:
+        layers["full"].kv_cache = torch.zeros(BLOCKS, 4, 2)
+    names = [["full"], ["slid"]] if apart else [["slid", "full"]]
+    specs = GROUPS[0].kv_cache_spec, ChunkedLocalAttentionSpec(block_size=4, attention_chunk_size=8)
+    config.kv_cache_groups = [
+        Part(layer_names=mine, kv_cache_spec=spec) for mine, spec in zip(names, specs, strict=False)
+    ]
+    pool = described(config, layers)
+    assert [one.window for one in pool.targets] == windows
+    assert pool.views == (View(0, "full"), View(int(apart), "slid", Chunks(8)))
+    of_layers = [layer.window for group in pool.groups for layer in group.layers]
+    assert of_layers == ([None] if apart else [Chunks(8), None])
+
+
+def test_layers_with_several_tokens_together_are_not_recognised() -> None:
+    config, layers, _ = a_pool()
+    spec = type(GROUPS[0].kv_cache_spec)(block_size=4, tokens_per_state=4)
     config.kv_cache_groups = [Part(layer_names=["full"], kv_cache_spec=spec)]
-    with pytest.raises(NotRecognisedError, match=message):
+    with pytest.raises(NotRecognisedError, match="several tokens"):
         described(config, layers)
+
+
+class ChunkedLocalAttentionSpec(Part):
+    """A group with chunks."""
 
 
 class SparseIndexerMetadata(Part):

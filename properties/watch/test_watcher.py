@@ -13,6 +13,7 @@ from paritybit.watch import bits
 from paritybit.watch.between import Relayed
 from paritybit.watch.facts import (
     ELSEWHERE,
+    Chunks,
     Forward,
     IndexList,
     Replay,
@@ -556,6 +557,18 @@ def test_a_slot_that_a_window_left_is_free_unless_something_else_needs_it(
     assert scene.checks() == found
 
 
+@pytest.mark.parametrize(("last", "found"), [(7, []), (8, ["leak"])])
+def test_a_slot_of_an_earlier_chunk_is_free(scene: Scene, last: int, found: list[str]) -> None:
+    """The chunk of position 5 begins with position 4."""
+    scene.watcher.allocated("swa", torch.tensor(SLOTS))
+    for first, end in ((0, 5), *((at, at + 1) for at in range(5, last))):
+        one = row("a", TOKENS[:end], first, {"swa": SLOTS})
+        one = replace(one, window=Chunks(4), frees=True)
+        scene.run(Forward("decode", (one,)), {"swa": SLOTS[first:end]})
+    assert scene.checks() == found
+    assert not found or scene.lines("finding")[0]["slots"] == SLOTS[:4]
+
+
 def test_a_slot_that_a_window_left_may_be_given_to_its_request_again(scene: Scene) -> None:
     """A table goes on naming it for the position that it had first."""
     slots = [*SLOTS[:5], SLOTS[0], *SLOTS[5:8]]
@@ -660,6 +673,9 @@ LISTS: list[tuple[list[int], IndexList, list[int] | None]] = [
     (SLOTS, listed(SLOTS[2:7], group="swa", exact=False), None),
     (SLOTS, listed(SLOTS[4:7], group="swa", exact=False), []),
     (SLOTS, listed(SLOTS[4:7], group="swa", window=3), None),
+    (SLOTS, listed(SLOTS[4:7], group="swa", window=Chunks(4)), None),
+    (SLOTS, listed(SLOTS[3:7], group="swa", window=Chunks(4)), []),
+    (SLOTS, listed(SLOTS[:7], group="swa", window=Chunks(8)), None),
     (SLOTS, listed([*SLOTS[:7], 0], padded=1), None),
     (SLOTS, listed([*SLOTS[:7], 1], padded=1), [1]),
     (PAGES, listed([4, 2], page=4), None),

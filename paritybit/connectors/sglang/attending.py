@@ -1,8 +1,8 @@
 """What the attention layers of an engine get, store and return, for the rows of a forward.
 
-Triton's prefills attend to the keys and values that they get, and to those stored before. Layers of
-compressed KV attend to latents, as keys whose first part is the value, or prefills to what latents
-expand to.
+Triton's prefills attend to the keys and values that they get, and to those stored before.
+FlashAttention attends to those stored. Layers of compressed KV attend to latents, as keys whose
+first part is the value, or prefills to what latents expand to.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,18 @@ from torch import Tensor
 
 from paritybit.connectors.attention import Attending, Layers
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe, place_of
-from paritybit.connectors.sglang.attention import TRITON
+from paritybit.connectors.sglang.attention import FLASH, TRITON, chunks_of
 from paritybit.connectors.sglang.models import Models
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.connectors.sglang.rows import mode_of
 from paritybit.watch.bits import in_numbers
+from paritybit.watch.facts import Window
 
-PLAIN = {"is_cross_attention": False, "use_irope": False, "xai_temperature_len": -1}
+PLAIN = {"is_cross_attention": False, "xai_temperature_len": -1}
 """Attributes of a layer with the values that they must have."""
+
+CHUNKED = "use_irope"
+"""The attribute that says whether a layer attends in chunks, if its backend does."""
 
 
 class Attended(Models):
@@ -55,8 +59,10 @@ class Attended(Models):
                 unknown = {key for key, one in others.items() if one is not None} - {"sinks"}
                 rules = {key: getattr(layer, key, one) for key, one in PLAIN.items()}
                 causal = maybe(layer, "attn_type.value") in (None, "decoder")
-                plain = causal and rules == PLAIN and type(backend).__name__ == TRITON
-                if unknown or not plain:
+                kind, chunks = type(backend).__name__, chunks_of(backend)
+                known = kind == TRITON or (kind == FLASH and "cp" not in self.rank())
+                cut = getattr(layer, CHUNKED, False)
+                if unknown or not causal or rules != PLAIN or not known or (cut and not chunks):
                     raise NotRecognisedError("attention with other rules, or of another backend")
                 group, window, stored = stored_of(now.model.pool, layer)
                 held, count = held_by(stored, layer), len(stored)
@@ -70,11 +76,11 @@ class Attended(Models):
                     name=name,
                     rows=now.forward.rows,
                     group=group,
-                    window=window,
+                    window=chunks if cut else window,
                     queries=q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
                     given=[one.view(len(one), layer.tp_k_head_num, -1) for one in new],
                     held=held,
-                    own=k is not None and not decodes,
+                    own=kind == TRITON and k is not None and not decodes,
                     width=layer.v_head_dim,
                     how={
                         "scale": layer.scaling,
@@ -90,7 +96,7 @@ class Attended(Models):
                 self.layers.values += call.judged(made if whole else made[0], whole)
 
 
-def stored_of(pool: SglangPool, layer: Any) -> tuple[str, int | None, list[Tensor]]:
+def stored_of(pool: SglangPool, layer: Any) -> tuple[str, Window | None, list[Tensor]]:
     """Return the group of a layer, its window, and its tensors by slot.
 
     Raises NotRecognisedError.

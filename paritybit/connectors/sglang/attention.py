@@ -4,6 +4,7 @@
 |---|---|---|
 | triton | all positions; of a window, all but its first key | cached positions |
 | fa3 | a table of all positions; the kernel masks the window | the same |
+| fa3 | a table of the positions in each chunk; a part of a row in a chunk is a row | the same |
 | dsa | tables of all positions, for an indexer by pages; it chooses some | the same |
 
 Triton's decode reads one key fewer than its extend: see sgl-project/sglang#32087.
@@ -24,8 +25,8 @@ from paritybit.connectors.following import expected, offsets, table_of
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.connectors.sglang.rows import EXTENDS, MODES, Rows
-from paritybit.connectors.sharing import Share, mirrored, places_of
-from paritybit.watch.facts import IndexList, StaticInput
+from paritybit.connectors.sharing import Share, in_chunks, mirrored, of_lines, places_of
+from paritybit.watch.facts import Chunks, IndexList, StaticInput, first_seen
 
 VERIFY = "target_verify"
 TRITON, FLASH = "TritonAttnBackend", "FlashAttentionBackend"
@@ -54,7 +55,7 @@ def lists_of(
     if kind == TRITON:
         lists = triton_lists(backend, pool, mode, found, size, graph)
     else:
-        lists = flash_lists(backend, pool, mode, size)
+        lists = flash_lists(backend, pool, mode, size, found)
     if mode in EXTENDS and lists:
         given, row = lists[0], found.rows[0]
         computed = None if int(given.counts[0]) == row.cached + row.computed else 0
@@ -75,7 +76,7 @@ def triton_lists(
     """Return the flat lists of TritonAttnBackend. Raises NotRecognisedError."""
     if graph and mode in PREFILLS:
         raise NotRecognisedError("the index lists of Triton in a graph for prefills")
-    decode, window = mode == "decode", pool.window or 1  # The backend's own may be wrong.
+    decode, window = mode == "decode", pool.keys  # The backend's own may be wrong.
     holder, before = (backend, "cuda_graph_") if graph else (backend.forward_metadata, "")
     lists = [
         flat(
@@ -132,7 +133,7 @@ def steps(backend: Any, pool: SglangPool, size: int) -> list[IndexList]:
             getattr(backend, start + "kv_indptr")[step, : rows + 1],
             computed=1,
             step=step,
-            window=(pool.window or 1) - 1 if sliding else None,
+            window=pool.keys - 1 if sliding else None,
         )
         for sliding, start in BY_WINDOW
         if (entries := getattr(backend, name := f"cuda_graph_{start}kv_indices", None)) is not None
@@ -140,7 +141,9 @@ def steps(backend: Any, pool: SglangPool, size: int) -> list[IndexList]:
     ]
 
 
-def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[IndexList]:
+def flash_lists(
+    backend: Any, pool: SglangPool, mode: str, size: int, rows: Rows
+) -> list[IndexList]:
     """Return the tables of FlashAttentionBackend, from its latest metadata, also for graphs."""
     meta, page = backend.forward_metadata, int(backend.page_size)
     pages = (meta.cache_seqlens_int32[:size].long() + page - 1) // page
@@ -152,7 +155,25 @@ def flash_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[In
         table = table[: len(pages), : int(pages.max())]
         computed = 0 if tree_of(backend, mode) else None
         found.append(table_of(name, group, table, pages, page, computed))
+    if (local := maybe(meta, "local_attn_metadata")) is not None:
+        if mode == VERIFY:
+            raise NotRecognisedError("drafts with attention in chunks")
+        chunks, table = chunks_of(backend), local.local_block_table
+        assert chunks is not None
+        group = pool.group_of(sliding=True) or pool.group_of(sliding=False)
+        assert group is not None
+        spans = [(row.cached, row.computed) for _, row in rows.pairs]
+        counts = -(-local.local_seqused_k.long() // page)
+        firsts, counts = of_lines(in_chunks(spans, chunks.size), counts, table.shape[1])
+        given = table.flatten(), firsts[:size].to(table.device), counts[:size]
+        found.append(IndexList("local_block_table", group, *given, page=page, window=chunks))
     return found
+
+
+def chunks_of(backend: Any) -> Chunks | None:
+    """Return the chunks in which a backend attends, if it does."""
+    size = maybe(backend, "local_attn_builder.attention_chunk_size")
+    return None if size is None else Chunks(int(size))
 
 
 def sparse_lists(backend: Any, pool: SglangPool, mode: str, size: int) -> list[IndexList]:
@@ -201,6 +222,12 @@ def metadata_of(
     else:
         tree, (held, right) = tree_of(backend, mode), split_metadata(spans, *parts)
         held = {**vars(backend.forward_metadata), **held}
+        if (local := held.get("local_attn_metadata")) is not None:
+            cut = in_chunks(spans, None if (chunks := chunks_of(backend)) is None else chunks.size)
+            held |= vars(local)
+            lengths = [last - first_seen(chunks, first) for _, first, last in cut]
+            right["local_seqused_k"] = lengths
+            right["local_query_start_loc"] = offsets(last - first for _, first, last in cut)
         right["cache_seqlens_int32"] = [cached + (not tree) * n for cached, n in spans]
     for name, values in right.items():
         tensor = held.get(name)

@@ -11,6 +11,7 @@ from torch import Tensor, float32
 from paritybit.connectors.following import in_dimensions
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sglang.allocations import Allocations
+from paritybit.connectors.sglang.attention import attending, chunks_of
 from paritybit.connectors.sglang.pools import SglangPool, described
 from paritybit.connectors.sglang.rows import Rows, images_of, implied
 from paritybit.connectors.sglang.states import NAME, SglangStates
@@ -170,15 +171,16 @@ class Models(Allocations):
         for model in self.models.values():
             if model.pool.pool is pool:
                 return model.pool
-        if maybe(runner.model_config, "attention_chunk_size") is not None:
-            raise NotRecognisedError("attention in chunks")
-        size = runner.sliding_window_size
+        size, chunks = runner.sliding_window_size, chunks_of(attending(runner.attn_backend))
+        if chunks is None and maybe(runner.model_config, "attention_chunk_size") is not None:
+            raise NotRecognisedError("attention in chunks by this backend")
         share = WHOLE if runner.is_draft_worker else Share(*self.rank().get("dcp", (0, 1)))
         _, split = self.rank().get("cp", (0, 1))
         known = {"dcp_size": (None, 0, 1, share.ranks), "attn_cp_size": (None, 0, 1, split)}
         for setting in others(runner.server_args, known):
             raise NotRecognisedError(setting)
-        return described(pool, None if size is None else int(size) + 1, prefix, share)
+        window = chunks or (None if size is None else int(size) + 1)
+        return described(pool, window, prefix, share)
 
     def served(self, runner: Any) -> None:
         """Read the settings of the engine from the model runner of the target."""

@@ -19,7 +19,7 @@ from paritybit.connectors.following import index_keys
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.watch.bits import in_numbers
-from paritybit.watch.facts import ELSEWHERE, Group, Layer
+from paritybit.watch.facts import ELSEWHERE, Group, Layer, Window
 from paritybit.watch.weak import Weakly, weakened
 
 LOCATIONS = "locations"
@@ -36,16 +36,22 @@ PREFILLS = ("extend", "mixed")
 class SglangPool:
     """The KV pool of one model: its groups, and the sub-pool of each, by name.
 
-    `window` counts the positions that a query of a sliding layer reads, including its own. `share`
-    says which positions have slots in this rank.
+    `window` is that of sliding layers: the number of positions that a query reads, including its
+    own, or chunks, whose slots are in the same sub-pool. `share` says which positions have slots in
+    this rank.
     """
 
     pool: Any = Weakly()
-    window: int | None = None
+    window: Window | None = None
     groups: dict[str, Group] = field(default_factory=dict)
     parts: "dict[str, weakref.ref[Any]]" = field(default_factory=dict)
     sliding: str | None = None
     share: Share = WHOLE
+
+    @property
+    def keys(self) -> int:
+        """The number of positions in the window of sliding layers, or 1 if it has no number."""
+        return self.window if isinstance(self.window, int) else 1
 
     @property
     def located(self) -> str | None:
@@ -93,14 +99,16 @@ class SglangPool:
         return dtype
 
 
-def described(pool: Any, window: int | None, prefix: str = "", share: Share = WHOLE) -> SglangPool:
+def described(
+    pool: Any, window: Window | None, prefix: str = "", share: Share = WHOLE
+) -> SglangPool:
     """Return the groups of a pool. Raises NotRecognisedError."""
     kind = type(pool).__name__
     found = SglangPool(pool, window, share=share)
     if share.ranks > 1 and window is not None:
         raise NotRecognisedError("windows of ranks that share contexts")
     if hasattr(pool, "swa_kv_pool") and hasattr(pool, "full_kv_pool"):
-        if maybe(pool, "full_to_swa_index_mapping") is None or (window or 0) <= 1:
+        if maybe(pool, "full_to_swa_index_mapping") is None or window in (None, 0, 1):
             raise NotRecognisedError(f"a {kind} without a mapping or a window")
         if maybe(pool, "swa_req_ring_size") is not None:
             raise NotRecognisedError(f"a {kind} that keeps a ring of slots per request")

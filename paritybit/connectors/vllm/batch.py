@@ -10,11 +10,11 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected, implied_by, offsets, padding
 from paritybit.connectors.hooking import NotRecognisedError, maybe
-from paritybit.connectors.sharing import WHOLE, Part, Share, dealt, places_of
-from paritybit.connectors.vllm.pools import GROUP, VllmPool
+from paritybit.connectors.sharing import WHOLE, Part, Share, dealt, in_chunks, of_lines, places_of
+from paritybit.connectors.vllm.pools import GROUP, View, VllmPool
 from paritybit.connectors.vllm.requests import Request, padded
 from paritybit.watch.bits import Checksums, on_host
-from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput
+from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput, first_seen
 from paritybit.watch.reading import positions_of, repeated
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
@@ -28,7 +28,10 @@ LENGTHS = "dcp_context_kv_lens"
 
 @dataclass(frozen=True)
 class VllmBatch:
-    """The inputs of one forward, with the metadata of each group. Sizes are requests and tokens."""
+    """The inputs of one forward, with the metadata of each view. Sizes are requests and tokens.
+
+    By default, each of the metadata is the view of a group.
+    """
 
     ids: Tensor
     positions: Tensor
@@ -36,6 +39,22 @@ class VllmBatch:
     live: tuple[int, int]
     padded: tuple[int, int]
     share: Share = WHOLE
+    views: tuple[View, ...] = ()
+
+    def view(self, number: int) -> View:
+        """Return the view of some metadata."""
+        return self.views[number] if self.views else View(number)
+
+    def spans(self, forward: Forward, number: int) -> list[Part]:
+        """Return the parts of rows that are the rows of some metadata."""
+        rows, chunks = forward.rows[: self.live[0]], self.view(number).chunks
+        spans = [(row.cached, row.computed) for row in rows]
+        return in_chunks(spans, None if chunks is None else chunks.size)
+
+    def begins(self, forward: Forward, number: int) -> list[int]:
+        """Return the positions of the first keys of such parts."""
+        chunks = self.view(number).chunks
+        return [first_seen(chunks, first) for _, first, _ in self.spans(forward, number)]
 
     def tokens(self) -> tuple[Tensor, Tensor]:
         """Return the ids and the positions of the tokens of all requests."""
@@ -44,19 +63,33 @@ class VllmBatch:
     def lists(self, pool: VllmPool, group: str, forward: Forward) -> list[IndexList]:
         """Return the block tables of all groups, concatenated by row, with padded rows last.
 
-        If ranks share contexts, it has the slot of each cached position in place of blocks, or -1.
+        Those of several views of the only group are lists of their own. If ranks share contexts, a
+        list has the slot of each cached position in place of blocks, or -1.
         """
-        rows = self.live[0]
         if self.share.ranks > 1:
             return [self.shared_list(group, pool.page, forward)]
-        tables = [one.block_table for one in self.metadata]
-        lines = [*(table[:rows] for table in tables), *(table[rows:] for table in tables)]
-        lengths = [one.seq_lens[: len(one.block_table)] for one in self.metadata]
-        counts = torch.cat([*(n[:rows] for n in lengths), *(n[rows:] for n in lengths)])
-        widths = torch.tensor([line.shape[1] for line in lines for _ in range(len(line))])
-        entries, firsts = torch.cat([line.flatten() for line in lines]), widths.cumsum(0) - widths
-        given = entries, firsts, -(-counts.long() // pool.page)
-        return [IndexList("block_table", group, *given, exact=False, page=pool.page)]
+        views = range(len(self.metadata))
+        together = [[one] for one in views] if len(pool.targets) == 1 else [views]
+        return [self.list_of(numbers, group, pool.page, forward) for numbers in together]
+
+    def list_of(self, numbers: Sequence[int], group: str, page: int, forward: Forward) -> IndexList:
+        """Return the block tables of some views. The parts of a row follow one another."""
+        rows, live, rest = self.live[0], list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
+        for number in numbers:
+            one, spans = self.metadata[number], self.spans(forward, number)
+            table, size = one.block_table, len(spans)
+            counts = -(-one.seq_lens[: len(table)].long() // page)
+            starts, counts = of_lines(spans, counts, table.shape[1])
+            live.append((table[:size].flatten(), starts[:rows], counts[:rows]))
+            padded_starts = starts[rows:] - size * table.shape[1]
+            rest.append((table[size:].flatten(), padded_starts, counts[rows:]))
+        entries, firsts, lengths = zip(*live, *rest, strict=True)
+        bases = offsets(len(one) for one in entries)
+        moved = [one + base for one, base in zip(firsts, bases, strict=False)]
+        given = torch.cat(entries), torch.cat(moved), torch.cat(lengths)
+        # Rows of several groups have windows of their own.
+        window = self.view(numbers[0]).chunks if len(numbers) == 1 else None
+        return IndexList("block_table", group, *given, exact=False, page=page, window=window)
 
     def shared_list(self, group: str, page: int, forward: Forward) -> IndexList:
         """Return the slots of the cached positions of the only group, by row."""
@@ -76,11 +109,12 @@ class VllmBatch:
         parts = self.tokens()[0][: sum(sizes)].split(sizes)
         return {name: part.tolist() for name, part in zip(names, parts, strict=True)}
 
-    def inputs(self) -> list[StaticInput]:
+    def inputs(self, forward: Forward | None = None) -> list[StaticInput]:
         """Return the inputs of the model and of the attention kernels."""
-        rows, tokens = self.live
+        tokens = self.live[1]
         given = {"input_ids": (self.ids, tokens), "positions": (self.positions, tokens)}
         for number, one in enumerate(self.metadata):
+            rows = 0 if forward is None else len(self.spans(forward, number))
             given[f"seq_lens {number}"] = one.seq_lens, rows
             given[f"query_start_loc {number}"] = one.query_start_loc, rows + 1
             given[f"block_table {number}"] = one.block_table, rows
@@ -92,10 +126,11 @@ class VllmBatch:
             for name, (tensor, live) in given.items()
         ]
 
-    def tails(self) -> list[StaticInput]:
+    def tails(self, forward: Forward) -> list[StaticInput]:
         """Return the padding of inputs that kernels read. A padded row has no token and no keys."""
-        (rows, tokens), found = self.live, list[StaticInput]()
+        tokens, found = self.live[1], list[StaticInput]()
         for number, one in enumerate(self.metadata):
+            rows = len(self.spans(forward, number))
             starts, lengths = one.query_start_loc, one.seq_lens
             found += padding(f"query_start_loc {number}", starts[rows + 1 :], tokens, starts)
             found += padding(f"seq_lens {number}", lengths[rows:], 0, lengths)
@@ -113,7 +148,7 @@ class VllmBatch:
             # Those of a draft grow with each of its steps.
             "positions": (0, max(1, int(config.max_model_len) // 2)),
         }
-        right, inputs = self.expected(forward), self.inputs()
+        right, inputs = self.expected(forward), self.inputs(forward)
         for static in inputs:
             static.expected, static.valid = right.get(static.name), valid.get(static.name)
         implied_by(inputs, bases)
@@ -130,14 +165,17 @@ class VllmBatch:
     def expected(self, forward: Forward) -> dict[str, Tensor]:
         """Return the values of inputs that the rows of a forward imply, by name."""
         count, rows = self.live[0], forward.rows
-        ends = torch.tensor([row.cached + row.computed for row in rows[:count]])
-        starts = torch.tensor(offsets(row.computed for row in rows[:count]))
         found = {"positions": self.expected_positions(forward)}
         shared = self.share.counts(torch.tensor([row.cached for row in rows[:count]]))
         for number in range(len(self.metadata)):
-            found[f"seq_lens {number}"], found[f"query_start_loc {number}"] = ends, starts
+            spans, begins = self.spans(forward, number), self.begins(forward, number)
+            lengths = [last - begin for (_, _, last), begin in zip(spans, begins, strict=True)]
+            found[f"seq_lens {number}"] = torch.tensor(lengths)
+            starts = offsets(last - first for _, first, last in spans)
+            found[f"query_start_loc {number}"] = torch.tensor(starts)
             found[f"{LENGTHS} {number}"] = shared
-            mine = rows[number * count : (number + 1) * count]
+            place = self.view(number).place
+            mine = rows[place * count : (place + 1) * count]
             parts = [next(iter(row.slots.values()))[row.cached :] for row in mine]
             found[f"slot_mapping {number}"] = torch.cat(parts).clamp(min=-1)
         return found
@@ -162,6 +200,10 @@ class SplitBatch(VllmBatch):
         """Return the positions of the tokens of this rank, int64 [tokens]."""
         return torch.cat([torch.arange(first, last) for _, first, last in self.parts])
 
+    def spans(self, forward: Forward, number: int) -> list[Part]:
+        """Return the parts that this rank computes."""
+        return list(self.parts)
+
     def expected(self, forward: Forward) -> dict[str, Tensor]:
         """Return the values of inputs that the parts imply, by name."""
         slots = [next(iter(row.slots.values())) for row in forward.rows]
@@ -169,14 +211,9 @@ class SplitBatch(VllmBatch):
             torch.cat([*(slots[row][first:last] for row, first, last in parts), slots[0][:0]])
             for parts in self.every
         ]
-        starts = offsets(last - first for _, first, last in self.parts)
         size = len(self.metadata[0].slot_mapping) // len(self.every)
-        return {
-            "positions": self.expected_positions(forward),
-            "seq_lens 0": torch.tensor([last for _, _, last in self.parts]),
-            "query_start_loc 0": torch.tensor(starts),
-            "slot_mapping 0": torch.cat([padded(one, size, -1) for one in gathered]),
-        }
+        mapping = torch.cat([padded(one, size, -1) for one in gathered])
+        return {**super().expected(forward), "slot_mapping 0": mapping}
 
     def places(self, forward: Forward) -> tuple[list[int], list[tuple[str, int]]]:
         """Return the places of this rank's tokens among all, and whose all are."""
@@ -186,9 +223,9 @@ class SplitBatch(VllmBatch):
             (row.request, row.cached + at) for row in rows for at in range(row.computed)
         ]
 
-    def inputs(self) -> list[StaticInput]:
+    def inputs(self, forward: Forward | None = None) -> list[StaticInput]:
         """Return the inputs of the model and of the attention kernels."""
-        found = super().inputs()
+        found = super().inputs(forward)
         for one in found:
             one.live = one.size if one.writes else one.live
         return found
@@ -222,6 +259,8 @@ def split(batch: VllmBatch, whole: Any, forward: Forward, rank: int, ranks: int)
     spans = [(row.cached, row.computed) for row in forward.rows]
     every = dealt(spans, whole.is_prefilling_np.tolist(), ranks)
     mine = every[rank] or [(0, 0, 0)]
+    if len(batch.metadata) > 1:
+        raise NotRecognisedError("several groups of layers with parts of prompts")
     live = len(mine), sum(last - first for _, first, last in mine)
     given = batch.ids, batch.positions, batch.metadata, live, batch.padded
     return SplitBatch(*given, whole=whole, parts=mine, every=every)
@@ -293,13 +332,19 @@ def bases_of(
     spans = [row.computed for row in rows]
     follows = any(one and torch.equal(one["positions"], positions.long()) for _, one in found)
     if not follows and not torch.equal(positions.long(), right["positions"]):
-        found.append((Base("positions", "batch", forward.rows), slots_at(positions, spans, slots)))
+        each = [slots[batch.view(number).place] for number in range(len(mappings))]
+        found.append((Base("positions", "batch", forward.rows), slots_at(positions, spans, each)))
     for number, mapping in enumerate(mappings):
         name = f"slot_mapping {number}"
         if not torch.equal(mapping.long(), right[name]):
-            table = batch.metadata[number].block_table[: len(rows)].cpu().long()
-            row = torch.arange(len(rows)).repeat_interleave(torch.tensor(spans))
-            at = right["positions"][:, None]
+            cut = batch.spans(forward, number)
+            table = batch.metadata[number].block_table[: len(cut)].cpu().long()
+            if len(table) < len(cut):
+                continue
+            sizes = torch.tensor([last - first for _, first, last in cut])
+            row = torch.arange(len(cut)).repeat_interleave(sizes)
+            begins = torch.tensor(batch.begins(forward, number))[row]
+            at = (right["positions"] - begins)[:, None]
             listed = batch.share.slots(table[row], at, page).flatten()
             if not torch.equal(listed, right[name]):
                 found.append((Base("block_table", None, forward.rows), {name: listed}))
@@ -350,9 +395,9 @@ def of_runner(
     runner: Any, metadata: Any, pool: VllmPool, given: Any, live: tuple[int, int]
 ) -> VllmBatch:
     """Return the batch of a runner, or the newer one's that is given. Raises NotRecognisedError."""
-    if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.targets):
+    if not isinstance(metadata, dict) or any(one.layer not in metadata for one in pool.views):
         raise NotRecognisedError("attention metadata that is not by layer")
-    held = (metadata[one.layer] for one in pool.targets)
+    held = (metadata[one.layer] for one in pool.views)
     mine = tuple(one if hasattr(one, "block_table") else Compressed(one) for one in held)
     needed = NEEDED if pool.share.ranks == 1 else (*NEEDED, LENGTHS)
     lacking = [name for name in needed if not isinstance(maybe(mine[0], name), Tensor)]
@@ -365,7 +410,8 @@ def of_runner(
         (buffer if isinstance(buffer, Tensor) else buffer.gpu)[:size]
         for buffer in (source.input_ids, source.positions)
     )
-    return VllmBatch(ids, positions, mine, live, (len(mine[0].seq_lens), size), pool.share)
+    padded_to = len(mine[0].seq_lens), size
+    return VllmBatch(ids, positions, mine, live, padded_to, pool.share, pool.views)
 
 
 def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[StaticInput]:

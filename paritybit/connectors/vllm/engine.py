@@ -428,7 +428,7 @@ class VllmEngine(Attended):
         ids, positions = (one[: live[1]].repeat(len(pool.targets)) for one in batch.tokens())
         watcher.judge_tokens(ids, positions)
         inputs = batch.to_judge(forward, now.runner.vllm_config.model_config, now.bases)
-        watcher.judge_inputs("batch", [*inputs, *batch.tails()])
+        watcher.judge_inputs("batch", [*inputs, *batch.tails(forward)])
         watcher.judge_inputs("indexer", list(batches.of_indexer(batch, metadata, forward)))
         if self.states is not None:
             of_rows = [self.requests.known[name] for name in names]

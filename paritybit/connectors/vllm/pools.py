@@ -17,7 +17,7 @@ from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sharing import WHOLE, Share
 from paritybit.connectors.vllm.scheduling import Scheduling
 from paritybit.watch.bits import in_numbers
-from paritybit.watch.facts import ELSEWHERE, At, Group, HostSlots, Layer
+from paritybit.watch.facts import ELSEWHERE, At, Chunks, Group, HostSlots, Layer, Window
 from paritybit.watch.stacks import Stack
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import weakened
@@ -39,7 +39,12 @@ FLOATS = {
 INDEXER = "IndexerCache"
 """How the class of a layer ends that has the keys of an indexer and their scales."""
 
-KINDS = {"FullAttentionSpec": False, "SlidingWindowSpec": True, "MLAAttentionSpec": False}
+KINDS = {
+    "FullAttentionSpec": False,
+    "SlidingWindowSpec": True,
+    "MLAAttentionSpec": False,
+    "ChunkedLocalAttentionSpec": True,
+}
 """The supported kinds of attention layers, and whether each has a window."""
 
 RECURRENT = "MambaSpec"
@@ -56,9 +61,22 @@ class EngineGroup:
     """One of the engine's groups: its number, window and first layer, and its KV groups."""
 
     number: int
-    window: int | None
+    window: Window | None
     layer: str
     names: tuple[str, ...] = (DRAFTED,)
+
+
+@dataclass(frozen=True)
+class View:
+    """What some layers of a group get for its rows: its place among the groups, and a layer.
+
+    Layers with `chunks` get a row of their own for each part of a row that lies in one chunk. Its
+    keys begin with the chunk.
+    """
+
+    place: int
+    layer: str = ""
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,8 @@ class VllmPool:
     `targets` are the engine's groups with layers of the target, `draft` that of a draft model, and
     `states` those of recurrent layers, by number: a request's last block there is the slot of its
     state, which depends on all tokens up to some position. `frees` is False if requests keep blocks
-    that their window has left. `share` says which positions have slots in this rank.
+    that their window has left. `share` says which positions have slots in this rank. `views` are
+    what the layers of the targets get.
     """
 
     groups: tuple[Group, ...]
@@ -78,6 +97,7 @@ class VllmPool:
     frees: bool = True
     states: tuple[tuple[int, Group], ...] = ()
     share: Share = WHOLE
+    views: tuple[View, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,8 +149,6 @@ def described(
         raise NotRecognisedError(f"a KV cache group of kind {', '.join(sorted(unknown))}")
     if any(maybe(spec, "tokens_per_state") not in (None, 1) for spec in specs):
         raise NotRecognisedError("a group with KV of several tokens together")
-    if any(maybe(spec, "attention_chunk_size") for spec in specs):  # Also where blocks are kept.
-        raise NotRecognisedError("attention in chunks")
     if share.ranks > 1 and not all(maybe(spec, "dcp_sharded") for spec in specs):
         raise NotRecognisedError("a group whose KV each rank of a context has as a whole")
     sizes = {int(spec.block_size) for spec in specs}
@@ -146,7 +164,7 @@ def described(
     parts: dict[str, list[Layer]] = {GROUP: [], DRAFTED: []}
     alone = len(known) == 1  # Layers with and without windows may be in one group.
     for names, held in tensors:
-        window = maybe(layers[names[0]], "sliding_window") if alone else None
+        window = window_of(layers[names[0]]) if alone else None
         parts[of_tensor[names[0]]].append(Layer(", ".join(names), held, window))
     if not parts[GROUP]:
         raise NotRecognisedError("a draft model that shares all tensors with its target")
@@ -156,11 +174,11 @@ def described(
         for kind, mine in parts.items()
         if mine
     )
-    found, draft = list[EngineGroup](), None
+    found, views, draft = list[EngineGroup](), list[View](), None
     for number, group in known:
         spec, own = specs_of(group)[0], [one for one in group.layer_names if one not in drafts]
         own.sort(key=lambda name: indexes(layers[name]))  # Attention has the metadata of all.
-        window = int(spec.sliding_window) if KINDS[type(spec).__name__] else None
+        window = window_of(spec) if KINDS[type(spec).__name__] else None
         if len(own) < len(group.layer_names):
             if draft is not None:
                 raise NotRecognisedError("a draft model with layers in several groups")
@@ -168,12 +186,32 @@ def described(
             draft = EngineGroup(number, window, first)
         if own:
             kinds = tuple(sorted({of_tensor[name] for name in own}))
+            views += views_of(len(found), {name: window_of(layers[name]) for name in own})
             found.append(EngineGroup(number, window, own[0], kinds))
-    if share.ranks > 1 and len(found) > 1:
+    if len(views) > len(found) > 1:
+        raise NotRecognisedError("layers with and without chunks in one of several groups")
+    if share.ranks > 1 and len(views) > 1:
         raise NotRecognisedError("several groups of layers whose contexts ranks share")
     frees = not any(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
     states = states_of(config, layers)
-    return VllmPool(groups, page, tuple(found), draft, frees, states, share)
+    return VllmPool(groups, page, tuple(found), draft, frees, states, share, tuple(views))
+
+
+def window_of(one: Any) -> Window | None:
+    """Return the window of a layer, or of what layers keep."""
+    if size := maybe(one, "attention_chunk_size"):
+        return Chunks(int(size))
+    size = maybe(one, "sliding_window")
+    return None if size is None else int(size)
+
+
+def views_of(place: int, windows: Mapping[str, Window | None]) -> list[View]:
+    """Return what the layers of a group get, those without chunks first."""
+    found = dict[Chunks | None, View]()
+    for name, window in windows.items():
+        chunks = window if isinstance(window, Chunks) else None
+        found.setdefault(chunks, View(place, name, chunks))
+    return sorted(found.values(), key=lambda view: view.chunks is not None)
 
 
 def specs_of(group: Any) -> list[Any]:

@@ -42,7 +42,9 @@ STATES = ("states of convolutions", "states of Mamba2", "states of delta nets", 
 
 COMPRESSED = ("compressed KV", "indexer")
 
-OTHER_MODELS = (*STATES, SPLIT, "positions of images", "images", *COMPRESSED)
+IN_CHUNKS = "attention in chunks"
+
+OTHER_MODELS = (*STATES, SPLIT, "positions of images", "images", *COMPRESSED, IN_CHUNKS)
 
 PLACES = "positions of images"
 
@@ -55,8 +57,8 @@ PRESETS = (*STATES[1:3], "compressed KV", "fp8 KV")
 """What is served by default with few others: it was not yet tried with the rest."""
 
 WITH_RANKS = {
-    "images, sessions, most states and other KV are not yet tried with ranks": [
-        ("images", "sessions", *PRESETS)
+    "images, sessions, most states, chunks and other KV are not yet tried with ranks": [
+        ("images", "sessions", *PRESETS, IN_CHUNKS)
     ]
 }
 
@@ -80,6 +82,7 @@ TABLE = Table(
             "images": {"model": "qwen2_vl", "images": True},
             "compressed KV": {"model": "deepseek_v2"},
             "indexer": {"model": "deepseek_v32"},
+            IN_CHUNKS: {"model": "llama4", "backend": "fa3"},
             SHARED: {"model": "qwen3_5", "shared": True},
             SPLIT: {"model": "gpt_oss", "backend": "fa3", "split": True},
         },
@@ -140,12 +143,14 @@ TABLE = Table(
         # The engine has it for pages of 64 alone. The rest is not yet tried.
         (COMPRESSED[1:], ("page size 1", "page size 4", "page size 16", "fp8 KV")),
         (COMPRESSED[1:], ("breakable prefill graphs",)),
+        # A chunk has whole pages. The rest is not yet tried.
+        ((IN_CHUNKS,), ("page size 64", *HOST, *APART, "sessions", "crowded sessions")),
         (("sessions", "crowded sessions"), (*APART, SHARED, SPLIT)),
     ],
     failing=[
         (UNTRIED,),
         (
-            PRESETS,
+            (*PRESETS, IN_CHUNKS),
             [
                 *("breakable prefill graphs", "page size 4", "page size 16", "page size 64"),
                 *("mixed batches", "no prefix cache", *HOST, "tree in Python", *DRAFTS[1:]),
@@ -170,7 +175,7 @@ TABLE = Table(
         (("priorities",), CHUNKS),
     ],
     # Not yet tried on a GPU.
-    devices=dict.fromkeys((*UNTRIED, *PRESETS, "images", "sessions"), "cpu"),
+    devices=dict.fromkeys((*UNTRIED, *PRESETS, IN_CHUNKS, "images", "sessions"), "cpu"),
     ranked={SHARED: "tp", SPLIT: "tp"},
     several={
         **dict.fromkeys(("tp", "pp"), WITH_RANKS),

@@ -12,7 +12,15 @@ from msgspec import Meta
 
 from paritybit.compat import override
 from paritybit.drive.configs import LackingError
-from paritybit.drive.models import DEEPSEEK_V32, RECURRENT, WINDOW, written
+from paritybit.drive.models import (
+    DEEPSEEK_V32,
+    LLAMA4,
+    LLAMA4_IN_PARTS,
+    RECURRENT,
+    WINDOW,
+    Model,
+    written,
+)
 from paritybit.drive.operating.adapters import (
     LOADED,
     MODULES,
@@ -190,6 +198,12 @@ class SglangServed(Common):
 
     @property
     @override
+    def shape(self) -> Model:
+        model = super().shape  # The engine only knows the whole Llama 4 to have chunks.
+        return replace(model, config=LLAMA4_IN_PARTS) if model is LLAMA4 else model
+
+    @property
+    @override
     def moves(self) -> bool:
         return self.host_cache or self.apart
 
@@ -237,7 +251,8 @@ class SglangServed(Common):
             pool = int(LARGE * pool)
         elif slots is None and page in WINDOWS and not self.whole_prompts:
             slots = int(WINDOWS[page] * pool) // page * page
-        return Limits(WINDOW, page, self.chunk, CONTEXT, pool, self.rows, slots)
+        window = LLAMA4.config["attention_chunk_size"] if self.model == LLAMA4.name else WINDOW
+        return Limits(window, page, self.chunk, CONTEXT, pool, self.rows, slots)
 
     def words(
         self, known: frozenset[str], folder: Path, package: Path, role: str = ""

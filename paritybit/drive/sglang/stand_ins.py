@@ -261,6 +261,8 @@ def adapted(kernel: Callable[..., None], arithmetic: type[Any]) -> Callable[...,
 def _stand_in_for_flash_attention() -> str | None:
     backends = "sglang.srt.layers.attention"
     put_in(f"{backends}.attention_registry", "get_device_capability", lambda *_: (9, 0))
+    plan = torch.zeros(1, dtype=torch.int32)  # How a kernel would divide its work.
+    put_in("sgl_kernel.flash_attn", "get_scheduler_metadata", lambda **given: plan)
     return put_in(f"{backends}.flashattention_backend", "flash_attn_with_kvcache", flash)
 
 

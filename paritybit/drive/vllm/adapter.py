@@ -20,6 +20,8 @@ SPLIT = "prefill context parallelism"
 
 INDEXER = "indexer"
 
+CHUNKS = "attention in chunks"
+
 COMPRESSED = "compressed KV", SPLIT, INDEXER
 """Values with DeepSeek V2 and V3.2. Only the first one is served by default."""
 
@@ -36,7 +38,9 @@ PRESETS = *STATES[1:], "compressed KV", "fp8 KV with scales"
 """What is served by default with few others: it was not yet tried with the rest."""
 
 WITH_RANKS = {
-    "images, most states and other KV are not yet tried with ranks": [(*PICTURES[1:], *PRESETS)]
+    "images, most states, chunks and other KV are not yet tried with ranks": [
+        (*PICTURES[1:], *PRESETS, CHUNKS)
+    ]
 }
 
 TABLE = Table(
@@ -89,6 +93,7 @@ TABLE = Table(
             "compressed KV": {"model": "deepseek_v2"},
             SPLIT: {"model": "deepseek_v2", "split": True},
             INDEXER: {"model": "deepseek_v32", "page_size": 64},  # The engine has no other.
+            CHUNKS: {"model": "llama4"},
         },
         "adapters": {"no adapters": {}, "LoRA adapters": {"adapters": 3}},
         "context": {
@@ -145,6 +150,14 @@ TABLE = Table(
             ],
         ),
         ([INDEXER], ["block size 32"]),
+        # The engine replays no graph of whole layers with chunks. The rest is not yet tried.
+        (
+            [CHUNKS],
+            [
+                *("decode graphs", "full graphs", "window of two blocks", "LoRA adapters"),
+                *("decode context parallelism", "context in half blocks", *QUANTISED, *NAMED),
+            ],
+        ),
         (
             ["decode context parallelism", "context in half blocks"],
             [
@@ -172,6 +185,13 @@ TABLE = Table(
             ],
         ),
         (PRESETS[2:], ["older runner"]),
+        (
+            [CHUNKS],
+            [
+                *("simple offload", "small host pool", "failing loads", "several connectors"),
+                *("actions", "decoding requests first"),
+            ],
+        ),
         # The newer runner leaves garbage in padded positions when it wakes up: see
         # `docs/findings.md`.
         (PICTURES, ["actions"], ["newer runner", "newer runner with async scheduling"]),
@@ -206,7 +226,7 @@ TABLE = Table(
         "full and piecewise graphs": "cuda",
         "FlashAttention": "cuda",
         **dict.fromkeys(QUANTISED, "cpu"),  # Not yet tried on a GPU.
-        **dict.fromkeys((*COMPRESSED, *STATES[1:], *PICTURES), "cpu"),
+        **dict.fromkeys((*COMPRESSED, *STATES[1:], *PICTURES, CHUNKS), "cpu"),
         # On a GPU, copies of the simple connector run on a thread. Files were not tried there.
         **dict.fromkeys(("simple offload", "several connectors", *NAMED), "cpu"),
     },

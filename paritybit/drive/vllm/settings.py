@@ -13,6 +13,7 @@ from paritybit.drive.models import (
     DEEPSEEK_V32,
     GPT_OSS,
     LFM2,
+    LLAMA4,
     QWEN2_VL,
     QWEN3_NEXT,
     RECURRENT,
@@ -286,7 +287,7 @@ class VllmServed(Common):
     def shape(self) -> Model:
         model = super().shape
         states = model is LFM2
-        others = DEEPSEEK_V2.name, DEEPSEEK_V32.name, QWEN2_VL.name
+        others = DEEPSEEK_V2.name, DEEPSEEK_V32.name, QWEN2_VL.name, LLAMA4.name
         windows = model.name not in {*RECURRENT, *others}
         own: dict[str, object] = {"sliding_window": self.window} if windows else {}
         if model is QWEN3_NEXT:  # The engine requires a layer with experts.
@@ -367,11 +368,13 @@ class VllmServed(Common):
 
     @override
     def limits(self) -> Limits:
-        return Limits(self.window, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
+        chunks = self.shape.config.get("attention_chunk_size", self.window)
+        return Limits(chunks, self.page_size, CHUNK, CONTEXT, POOL, ROWS)
 
     def variables(self) -> dict[str, str]:
         """Return the variables that the engine reads when it starts."""
         return {
+            "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": str(int(not self.full)),
             "VLLM_USE_V2_MODEL_RUNNER": str(self.runner - 1),
             "VLLM_USE_BREAKABLE_CUDAGRAPH": str(int(self.graphs == "breakable")),
         }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paritybit.watch.equal import owners
-from paritybit.watch.facts import Row
+from paritybit.watch.facts import Row, first_seen
 from paritybit.watch.journal import Finding
 from paritybit.watch.observations import SHOWN, Check, GivenList
 from paritybit.watch.reading import ranges, repeated
@@ -79,7 +79,7 @@ def span(lists: GivenList, row: Row) -> tuple[int, int]:
     cached = row.cached + given.step
     last = cached + (row.computed if given.computed is None else given.computed)
     window = given.window or row.window or lists.ledger.group.window
-    return 0 if window is None else min(last, max(0, cached - window + 1)), last
+    return min(last, first_seen(window, cached)), last
 
 
 def right(lists: GivenList, entries: Any, parts: Sequence[tuple[int, int]]) -> bool:

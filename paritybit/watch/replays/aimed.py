@@ -12,7 +12,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from paritybit.watch.facts import Group, Row
+from paritybit.watch.facts import Group, Row, Window, first_seen
 from paritybit.watch.observations import Wrong
 from paritybit.watch.reading import first_read
 from paritybit.watch.replays.differences import LEAST, beyond
@@ -55,11 +55,11 @@ class Aim:
     layer: int
     position: int
     slot: int
-    window: int | None
+    window: Window | None
 
     def sees(self, query: int, slack: int = 0) -> bool:
         """Return whether the key is in the window of a query. `slack` makes the window smaller."""
-        return self.window is None or query - self.position < self.window - slack
+        return self.position >= first_seen(self.window, query, slack)
 
     @property
     def readers(self) -> frozenset[int]:
