@@ -35,7 +35,7 @@ ORDINARY = range(FIRST_TOKEN, VOCABULARY)
 AT_LEAST = 3
 """The number of waves that any row has time for."""
 
-REPEATED, ABORTED, MOVING, FLUSHED = 1 / 6, 1 / 12, 1 / 4, 2 / 5
+REPEATED, ABORTED, MOVING, FLUSHED = 1 / 6, 1 / 12, 3 / 8, 2 / 5
 """The parts of the requests that repeat an earlier one, that are aborted, and that are aborted
 while their KV moves, and the part of the waves that empty the cache at their end."""
 
@@ -588,7 +588,7 @@ def _texts(draw: Draw, tokens: int) -> list[Part]:
 def _twice(draw: Draw, texts: Sequence[Part]) -> Iterator[Planned]:
     """Request each text twice, because a cache may keep only what is used again."""
     for index, text in enumerate(texts):
-        yield draw.made(f"first.{index:03}", (text,), 2, 2 * index)
+        yield draw.made(f"first.{index:03}", (text,), 1, 2 * index)
         place = f"second.{index:03}"
         yield draw.made(place, (text, draw.part(place, 1)), 2, 2 * index + 1)
 

@@ -173,13 +173,15 @@ def test_a_turn_is_aborted_some_polls_after_the_one_before_it_has_ended() -> Non
     assert [said(player.poll()) for _ in range(4)] == [["b"], [], ["abort b"], []]
 
 
-def test_a_request_is_aborted_while_its_kv_moves() -> None:
-    engine, moving = Toy(), set[str]()
-    engine.moves = lambda name: name in moving  # type: ignore[method-assign]
-    wave = Wave(tuple(Planned(name, ONE, 9, aborted=2, while_moving=True) for name in "ab"))
+def test_requests_are_aborted_while_their_kv_moves_in_a_first_or_a_second_way() -> None:
+    engine, ways = Toy(), dict[str, str]()
+    engine.moves = lambda name: ways.get(name, "")  # type: ignore[method-assign]
+    wave = Wave(tuple(Planned(name, ONE, 9, aborted=2, while_moving=True) for name in "abg"))
     player = Player(iter([wave]), engine, lambda: False, idle_polls=0)
-    assert [said(player.poll()) for _ in range(3)] == [["a", "b"], [], []]
-    moving.add("b")
+    assert [said(player.poll()) for _ in range(3)] == [["a", "b", "g"], [], []]
+    ways |= {"b": "fetched", "g": "fetched"}
+    assert [said(player.poll()) for _ in range(3)] == [["abort g"], [], []]
+    ways["b"] = "retracted"
     assert [said(player.poll()) for _ in range(2)] == [["abort b"], []]
 
 

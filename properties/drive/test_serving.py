@@ -101,8 +101,10 @@ def test_kv_moves_that_a_request_fetches_or_awaits_or_whose_node_is_copied() -> 
         disagg_decode_transfer_queue=SimpleNamespace(
             queue=[SimpleNamespace(req=SimpleNamespace(rid="h"))]
         ),
+        disagg_decode_prealloc_queue=SimpleNamespace(retracted_queue=[SimpleNamespace(rid="i")]),
     )
-    assert [name for name in "abcdefghi" if engine.moves(name)] == ["a", "b", "d", "e", "h"]
+    assert [name for name in "abcdefghij" if engine.moves(name)] == ["a", "b", "d", "e", "h", "i"]
+    assert engine.moves("h") != engine.moves("i")
 
 
 class Structures:

@@ -479,9 +479,11 @@ def test_rows_with_states_set_no_window_which_their_model_lacks() -> None:
 
 
 def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_or_holds_it() -> None:
-    engine, names = Vllm(VllmServed(offload=True)), "abcdefh"
+    engine, names = Vllm(VllmServed(offload=True)), "abcdefhij"
     status = {name: SimpleNamespace(name="RUNNING") for name in names}
     status["a"] = SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")
+    status["i"] = SimpleNamespace(name="PREEMPTED")
+    pulls = {"j": {"do_remote_prefill": True}, "f": {"do_remote_prefill": False}}
     jobs = {name: SimpleNamespace(transfer_jobs=jobs) for name, jobs in (("b", {1}), ("c", set()))}
     stores = {name: SimpleNamespace(store_events=one) for name, one in (("d", {1}), ("e", set()))}
     parts = [
@@ -493,10 +495,13 @@ def test_kv_of_a_request_moves_while_it_waits_for_it_or_a_connector_copies_or_ho
     engine._core = SimpleNamespace(
         scheduler=SimpleNamespace(
             connector=SimpleNamespace(_connectors=parts),
-            requests={name: SimpleNamespace(status=one) for name, one in status.items()},
+            requests={
+                name: SimpleNamespace(status=one, kv_transfer_params=pulls.get(name))
+                for name, one in status.items()
+            },
         )
     )
-    assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d", "h"]
+    assert [name for name in (*names, "g") if engine.moves(name)] == ["a", "b", "d", *"hij"]
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -551,6 +556,8 @@ def test_the_pool_is_full_for_a_running_request_that_needs_a_block_and_then_has_
 
         def new_step_starts(self) -> None: ...
 
+        def free(self, request: Any) -> None: ...
+
         def allocate_slots(self, request: Any) -> str | None:
             return "blocks" if request.needs <= self.block_pool.get_num_free_blocks() else None
 
@@ -569,6 +576,39 @@ def test_the_pool_is_full_for_a_running_request_that_needs_a_block_and_then_has_
             if Manager().allocate_slots(one) is None:
                 refused.append((step + 1, one))
     assert refused == [(INTERVAL * at, given[2]) for at in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "PREEMPTED", "FINISHED_STOPPED"])
+def test_a_preempted_request_may_lose_its_last_cached_blocks(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evicted = list[set[int]]()
+    blocks = [SimpleNamespace(block_id=at, ref_cnt=1) for at in range(4)]
+
+    class Manager:
+        block_pool = SimpleNamespace(evict_blocks=evicted.append)
+
+        def new_step_starts(self) -> None: ...
+
+        def allocate_slots(self, request: Any) -> None: ...
+
+        def get_blocks(self, request_id: str) -> Any:
+            return SimpleNamespace(blocks=(blocks,))
+
+        def free(self, request: Any) -> None:
+            for one in blocks[1:]:  # Another request has the first one, too.
+                one.ref_cnt = 0
+
+    module: Any = SimpleNamespace(KVCacheManager=Manager)
+    monkeypatch.setitem(sys.modules, "vllm.v1.core.kv_cache_manager", module)
+    preempt_often()
+    for _ in range(64):
+        for one in blocks:
+            one.ref_cnt = 1
+        Manager().free(SimpleNamespace(request_id="a", status=SimpleNamespace(name=status)))
+    lost = {frozenset(one) for one in evicted}
+    every = {frozenset(range(first, 4)) for first in range(1, 5)} - {frozenset()}
+    assert lost - {frozenset()} == (set() if status.startswith("FINISHED") else every)
 
 
 def test_half_of_the_rows_preempt_often_but_none_with_states_or_one_copy_of_kv() -> None:

@@ -519,20 +519,27 @@ class Sglang(Engine):
         return self._loads()
 
     @override
-    def moves(self, name: str) -> bool:
-        """Return whether KV of a request is fetched or transferred, or of its node is copied."""
+    def moves(self, name: str) -> str:
+        """Return whether KV of a request is fetched, transferred or retracted, or its node copied.
+
+        An engine for decode keeps what it retracts on the host.
+        """
         cache, scheduler = self._scheduler.tree_cache, self._scheduler
         transfers = getattr(scheduler, "disagg_decode_transfer_queue", None)
         if any(one.req.rid == name for one in getattr(transfers, "queue", ())):
-            return True
+            return "transferred"
+        retracted = getattr(scheduler, "disagg_decode_prealloc_queue", None)
+        if any(one.rid == name for one in getattr(retracted, "retracted_queue", ())):
+            return "retracted"
         for one, fetched in getattr(cache, COPIES[2], {}).items():
             if getattr(one, "rid", one) == name and fetched[2] is not None:  # Slots of the host.
-                return True
+                return "fetched"
         batches = getattr(scheduler, "running_batch", None), getattr(scheduler, "last_batch", None)
         requests = [one for batch in batches if batch is not None for one in batch.reqs]
         nodes = (getattr(one, "last_node", None) for one in requests if one.rid == name)
         keys = {getattr(node, "id", node) for node in nodes}
-        return any(key in getattr(cache, copies, ()) for key in keys for copies in COPIES[:2])
+        ways = (one for one in COPIES[:2] if any(key in getattr(cache, one, ()) for key in keys))
+        return next(ways, "")
 
     def at_rest(self) -> bool:
         """Return whether nothing is left that makes the engine refuse to empty its cache.

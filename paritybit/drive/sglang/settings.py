@@ -314,11 +314,11 @@ class SglangServed(Common):
         return words
 
     def _backup(self, known: frozenset[str], role: str) -> Options:
-        """Return where an engine for decode keeps retracted requests: every second row in tensors.
+        """Return where an engine for decode keeps retracted requests: every fourth row in tensors.
 
         Tensors have no KV of drafts.
         """
-        tensors = role == "decode" and self.seed % 2 == 1 and self.speculative is None
+        tensors = role == "decode" and self.seed % 4 == 1 and self.speculative is None
         return {BACKUP: "cpu_tensor"} if tensors and f"--{BACKUP}" in known else {}
 
     def _window_share(self) -> float | None:

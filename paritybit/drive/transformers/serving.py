@@ -201,15 +201,15 @@ class Transformers(Engine):
         return self._flush
 
     @override
-    def moves(self, name: str) -> bool:
-        """Return whether KV of a request is on the host, and others run.
+    def moves(self, name: str) -> str:
+        """Return that KV of a request is on the host, if others run.
 
         Without a running request, the engine may stall: see `docs/findings.md`.
         """
         processor, mine = self.manager.batch_processor, {*self._sampled(name)}
         held = processor.offloading_manager._request_id_to_cpu_blocks
         left = processor.scheduler.active_requests.keys() - {*self.manager.cancel_queue.queue}
-        return not mine.isdisjoint(held) and not left <= mine
+        return "on the host" * (not mine.isdisjoint(held) and not left <= mine)
 
     @override
     def acts(self) -> Acts:

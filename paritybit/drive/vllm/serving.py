@@ -421,20 +421,26 @@ class Vllm(Engine):
         ]
 
     @override
-    def moves(self, name: str) -> bool:
-        """Return whether a request waits for KV, or KV of it is copied or held elsewhere."""
+    def moves(self, name: str) -> str:
+        """Return whether a request waits for KV, or KV of it is copied or held elsewhere.
+
+        Another engine holds it until it is pulled, and a preempted request may find it elsewhere.
+        """
         scheduler = self._core.scheduler
-        request = scheduler.requests.get(name)
-        return request is not None and (
-            request.status.name == LOADING
-            or any(copied(one, name) for one in parts_of(scheduler.connector))
-        )
+        parts, request = parts_of(scheduler.connector), scheduler.requests.get(name)
+        if request is None or not parts:
+            return ""
+        if request.status.name in (LOADING, "PREEMPTED"):
+            return str(request.status.name)
+        if (maybe(request, "kv_transfer_params") or {}).get("do_remote_prefill"):
+            return "held"
+        return "copied" * any(copied(one, name) for one in parts)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
         """Count the requests that are preempted while KV moves, and those whose own KV does."""
         requests = self._core.scheduler.requests
-        moving = {name for name in requests if self.moves(name)}
+        moving = {name for name in requests if self.moves(name) not in ("", "PREEMPTED")}
         before = {name: one.num_preemptions for name, one in requests.items() if moving}
         yield
         left = ((one, requests[one].num_preemptions) for one in before if one in requests)
