@@ -575,7 +575,7 @@ class Between(Boundary):
         moving = Moving(name, copy, call, source.slots, target.slots)
         for act, side in () if copy.planned else ((SOURCE, "source"), (TARGET, "target")):
             given = moving.pool(side), moving.places(side), str(moving), copy.request
-            queues = {copy.queue, copy.after} - {""}
+            queues = {copy.queue, *copy.after} - {""}
             self.judge_copies(self.against(ledger, act, *given, queues=queues))
         self.moves[copy.group].begin(moving)
         for side in copy.kept:

@@ -249,7 +249,7 @@ class Copy:
 
     - `request`: the request that needs it, if there is one.
     - `queue`: copies of one queue run one after another, in the order in which they begin.
-    - `after`: another queue for which it waits, such as FORWARDS.
+    - `after`: other queues for which it waits, such as FORWARDS, and names of copies and forwards.
     - `kept`: which of "source" and "target" the engine neither frees nor evicts before its end.
     - `planned`: whether it is only queued. Until it begins, its places may be read and written.
     """
@@ -259,7 +259,7 @@ class Copy:
     target: At
     request: str = ""
     queue: str = ""
-    after: str = ""
+    after: Sequence[str] = ()
     kept: tuple[str, ...] = ()
     planned: bool = False
 

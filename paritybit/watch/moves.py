@@ -105,7 +105,7 @@ class Moves:
     ) -> Iterator[tuple[Moving, str, Tensor]]:
         """Yield each copy that forbids an act on some places, with its side, and a mask of them.
 
-        Copies of `queues` are waited for.
+        Copies of `queues`, which may also be their own names, are waited for.
         """
         for side in FORBIDDEN[act]:
             if self.hits(pool, places, side) is None:
@@ -113,7 +113,8 @@ class Moves:
             for one in self:
                 if one.copy.planned if act != LOOSE else side not in one.copy.kept:
                     continue
-                if one.pool(side) == pool and one.copy.queue not in queues:
+                waited = one.copy.queue in queues or one.name in queues
+                if one.pool(side) == pool and not waited:
                     mask = torch.isin(places, one.places(side))
                     if bool(mask.any()):
                         yield one, side, mask

@@ -15,6 +15,7 @@ from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sglang import host
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.host import NO_ROOM, QUEUES, UNDER_WAY, at_rest, slots_of
+from paritybit.drive.sglang.late import DEFAULT, InStream, LateEvent, LateStream
 from paritybit.watch.facts import At, Forward, Row
 from paritybit.watch.facts import Copy as CopyOf
 from paritybit.watch.weak import ByObject
@@ -116,6 +117,23 @@ def test_slots_of_the_host_that_nothing_filled_are_not_in_the_prefix_cache(
     assert held == ([0, 1, 2] if lost or made is python else [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("made", [python, rust])
+@pytest.mark.parametrize("left", [-1, 0, 2])
+def test_a_lock_on_the_host_that_nobody_releases_is_found(
+    made: Callable[[list[int], int], Part], left: int, copies: "Copies"
+) -> None:
+    """A tree that is not in Python does not say which nodes are locked."""
+    cache, engine = made(RIGHT, 0), copies.engine
+    for _ in range(3 + max(left, 0)):
+        hooked(engine.locks, lambda *_: None, cache)
+    for _ in range(3 - min(left, 0)):
+        hooked(engine.unlocks, lambda *_: None, cache)
+    cache.cache_controller = copies.controller
+    assert engine.on_host(cache)["host kv"].locked == left
+    engine.flushed(cache)
+    assert engine.on_host(cache)["host kv"].locked == 0
+
+
 def test_allocations_without_room_on_the_host_are_counted(copies: "Copies") -> None:
     for found in (None, torch.tensor([1, 2]), None):
         hooked(copies.engine.handed_out, lambda *_, it=found: it, copies.host)
@@ -132,6 +150,7 @@ class Counter(Part):
     def wait_until(self, threshold: int) -> None:
         """Wait for a layer."""
         self.waits.append(threshold)
+        self.loaded[threshold].wait()
 
 
 class LayeredPool(Part):
@@ -141,6 +160,7 @@ class LayeredPool(Part):
         """Return nothing for a layer."""
         if layer_id - self.start_layer in self.waits:
             self.layer_transfer_counter.wait_until(layer_id - self.start_layer)
+        self.full_kv_pool.get_key_buffer(layer_id - self.start_layer)
 
     def get_value_buffer(self, layer_id: int) -> None:
         """Return nothing for a layer."""
@@ -151,6 +171,15 @@ class LayeredPool(Part):
         self.get_key_buffer(layer_id)
 
 
+class InnerPool(Part):
+    """The pool that a hybrid one gets its layers from."""
+
+    def get_key_buffer(self, layer_id: int) -> None:
+        """Return nothing for a layer."""
+
+    get_value_buffer = get_kv_buffer = get_key_buffer
+
+
 class Copies:
     """A connector, and a controller whose copies to and from a host pool end when a test says."""
 
@@ -158,12 +187,14 @@ class Copies:
         self.scene = Scene(folder)
         self.engine = SglangEngine("0", self.scene.journal, self.scene.settings)
         self.engine.watcher = self.scene.watcher
-        self.pool, self.host = kept(Part()), kept(Part(page_size=PAGE, size=SIZE))
+        inner: Any = type("Hooked", (InnerPool,), {})
+        self.pool, self.host = kept(inner()), kept(Part(page_size=PAGE, size=SIZE))
         self.engine.names[self.pool] = "full"
         self.host.device_pool = self.pool
         self.engine.follow_hosts(Part(token_to_kv_pool_host=self.host))
         counter: Any = type("Hooked", (Counter,), {})
         self.counter = kept(counter(producer_index=-1, consumer_index=-1, num_layers=2, waits=[]))
+        self.counter.loaded = LateEvent(), LateEvent()
         self.controller = Part(
             ack_write_queue=[],
             ack_load_queue=[],
@@ -186,14 +217,21 @@ class Copies:
         hooked(self.engine.submit, start_writing, self.controller)
         return done
 
-    def start_loading(self, places: list[int], slots: list[int]) -> None:
-        """Submit a copy from the host, whose bytes are there when the next forward needs them."""
+    def start_loading(self, places: list[int], slots: list[int], *, early: bool = False) -> None:
+        """Submit a copy from the host, whose bytes are there when the next forward needs them.
+
+        `early`: the event for each layer comes before what is copied to it.
+        """
 
         def start_loading(controller: Any) -> None:
             self.counter.producer_index += 1
-            for _ in range(2):  # Once per layer.
-                given = self.host, self.pool, torch.tensor(places), torch.tensor(slots)
+            for layer in range(2):
+                given = self.host, self.pool, torch.tensor(places), torch.tensor(slots), layer
+                if early:
+                    self.counter.loaded[layer].record()
                 hooked(self.engine.load_back, lambda *_: None, *given)
+                if not early:
+                    self.counter.loaded[layer].record()
             controller.ack_load_queue.append(Part(finish_event=Part(query=lambda: False)))
 
         hooked(self.engine.submit, start_loading, self.controller)
@@ -227,6 +265,7 @@ class Copies:
         """Read slots of the pool as the beginning of a request, and wait for these layers first."""
         kind: Any = type("Hooked", (LayeredPool,), {})
         pool = kind(layer_transfer_counter=self.counter, start_layer=3, waits=layers)
+        pool.full_kv_pool = self.pool
         self.engine.awaited(pool)
         tokens, slots = [*tokens, 1], [*slots, 30]
         row = Row("b", tokens, len(tokens) - 1, 1, {"full": torch.tensor(slots)})
@@ -275,6 +314,53 @@ def test_each_layer_waits_for_its_part_of_a_copy(layers: tuple[int, ...], copies
     copies.counter.consumer_index = 0
     copies.read([20, 21, 22, 23], TOKENS, layers)
     assert copies.scene.checks() == ([] if layers == (0, 1) else ["copy under way"])
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the current stream say what it waits for."""
+    monkeypatch.setattr(torch.cpu, "current_stream", LateStream.current)
+    for name, empty in (("all", []), ("marks", {}), ("host", {})):
+        monkeypatch.setattr(LateStream, name, empty)
+    monkeypatch.setattr(DEFAULT, "known", {})
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("waits", ["", "the stream", "the host", "for an earlier one"])
+@pytest.mark.parametrize("way", ["to the host", "from the host"])
+def test_a_copy_waits_for_the_forward_that_uses_its_slots(
+    way: str, waits: str, copies: Copies
+) -> None:
+    stream, engine = LateStream(), copies.engine
+    copies.written()
+    engine.copies_kv = True
+    if waits == "for an earlier one":
+        stream.wait_stream(DEFAULT)
+    row = Row("a", [*TOKENS, 9], len(TOKENS), 1, {"full": torch.tensor([*SLOTS, 20])})
+    copies.scene.watcher.begin(Forward("decode", (row,)))
+    copies.scene.write([20], "full")
+    copies.scene.watcher.end(engine.until(None))
+    if waits == "the host":
+        LateEvent.of(DEFAULT).synchronize()
+    elif waits == "the stream":
+        stream.wait_stream(DEFAULT)
+    with InStream(stream):
+        if way == "to the host":
+            copies.start_writing([20, 21], PLACES[:2])
+        else:
+            copies.start_loading(PLACES[:2], SLOTS[:2])
+    assert copies.scene.checks() == ["copy under way"] * (not waits.startswith("the "))
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("early", [False, True])
+def test_a_layer_is_ready_after_what_was_copied_to_it(early: bool, copies: Copies) -> None:
+    copies.written()
+    copies.counter.consumer_index = 0
+    with InStream(LateStream()):
+        copies.start_loading(PLACES, [20, 21, 22, 23], early=early)
+    copies.read([20, 21, 22, 23], TOKENS)
+    assert copies.scene.checks() == ["copy under way"] * early
 
 
 @pytest.mark.parametrize("key", ["right", "wrong"])

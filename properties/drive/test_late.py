@@ -21,6 +21,7 @@ from paritybit.drive.sglang.late import (
     LateStream,
     late,
     paused,
+    synchronize,
 )
 from paritybit.drive.sglang.stand_ins import ANYWHERE
 from paritybit.drive.stand_ins.turns import TurnQueue, Turns
@@ -32,6 +33,8 @@ PLACES = torch.tensor([2, 0])
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin without anything late, and end all threads."""
     monkeypatch.setattr(LateStream, "all", [])
+    monkeypatch.setattr(LateStream, "marks", {})
+    monkeypatch.setattr(LateStream, "host", {})
     monkeypatch.setattr(Turns, "all", [])
     yield
     assert not Turns.all
@@ -85,6 +88,34 @@ def test_a_stream_with_copies_waits_for_another_one_between_them() -> None:
     assert second[2] == 0
     one.synchronize()
     assert [float(one[2]) for one in (first, second)] == [2, 2]
+
+
+@pytest.mark.parametrize("recorded", ["before", "after", "through another"])
+def test_a_stream_says_which_marks_it_has_waited_for(recorded: str) -> None:
+    one, other, third, event = LateStream(), LateStream(), LateStream(), LateEvent()
+    if recorded == "before":
+        event.record(one)
+    mark = one.mark()
+    if recorded == "after":
+        event.record(one)
+    elif recorded == "through another":
+        third.wait_stream(one)
+        event.record(third)
+    other.wait_event(event)
+    waited = recorded != "before"
+    assert (mark.before(one.known), mark.before(other.known)) == (True, waited)
+    assert not mark.over
+    event.synchronize()
+    assert mark.over == waited
+    synchronize()
+    assert mark.over
+
+
+def test_the_device_ends_all_copies_when_it_is_synchronized() -> None:
+    _, target, _, done = begun(LateStream())
+    synchronize()
+    assert done.query()
+    assert target.tolist() == [0, 0, 2, 0]
 
 
 def test_indices_are_kept_however_a_copy_names_them() -> None:

@@ -109,6 +109,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"{CACHE}.unified_radix_cache.UnifiedRadixCache.{name}_kv_cache"
         for name in ("backup", "restore")
     ),
+    **{
+        f"{name}s": (f"{CACHE}.unified_radix_cache.UnifiedRadixCache.{way}_host_lock_ref",)
+        for name, way in (("lock", "inc"), ("unlock", "dec"))
+    },
     "completion_of": tuple(
         f"{CACHE}.l2_transfer.L2TransferEngine.submit_{way}"
         for way in ("device_to_host", "host_to_device")
@@ -161,7 +165,7 @@ APART: dict[str, tuple[str, ...]] = {
 
 OPTIONAL = (
     *("restore", "verifies", "clear_state", "parts", "rejoins", "embeds"),
-    *("retracts", "completion_of"),
+    *("retracts", "completion_of", "locks", "unlocks"),
 )
 """The hooks that releases may lack."""
 

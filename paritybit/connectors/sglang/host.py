@@ -52,6 +52,9 @@ COPYING, ENDS = ("write", "load"), ("source", "target")
 BUFFERS = "get_key_buffer", "get_value_buffer", "get_kv_buffer"
 """The methods by which attention gets a layer of a pool, once it has waited for it."""
 
+PARTS = "full_kv_pool", "swa_kv_pool"
+"""The pools in a hybrid one."""
+
 NOWHERE = At(torch.empty(0, dtype=torch.int64), FILES)
 
 
@@ -91,6 +94,14 @@ class Hosts(Following):
         """The name of the copies that the thread of a storage makes now."""
         self.beside: dict[str, list[Copy]] = {}
         """By name of copies from files, those to other host pools than that of the full layers."""
+        self.host_locks = 0
+        """How many locks of nodes on the host are held."""
+        self.copies_kv = False
+        """Whether KV is copied to the host, or to another engine."""
+        self.launched = dict[str, Any]()
+        """The mark after each forward for which the host has not waited, if streams have marks."""
+        self.marks: dict[str, dict[tuple[int, int], Any]] = {}
+        """By name of copies, the mark after what they bring to each layer of each pool."""
         self.awaiting = list[str]()
         """The copies to a pool that the layers of a forward wait for, each for its own part."""
         self.reached = -1
@@ -115,8 +126,29 @@ class Hosts(Following):
     def follow_hosts(self, cache: Any) -> None:
         """Record the group of each host pool of a prefix cache."""
         for entry in entries(cache).values():
+            self.copies_kv = True
             if (name := self.names.get(entry.device_pool)) is not None:
                 self.names[entry.host_pool] = name
+
+    # What waits for what.
+
+    def until(self, now: Any) -> str:
+        """Return the name of a forward for which copies may not wait, or "" if they all do."""
+        if not self.copies_kv or (mark := marked()) is None:
+            return ""
+        name = f"forward {self.forwards}"
+        self.followed_by({})
+        self.launched[name] = mark
+        return name
+
+    def followed_by(self, known: Mapping[Any, int]) -> list[str]:
+        """Return the forwards for which the host has waited, or that are `known` to come before."""
+        over = [name for name, mark in self.launched.items() if mark.over]
+        for name in over:
+            del self.launched[name]
+            if self.watcher is not None:
+                self.watcher.end_copies(name)
+        return over + [name for name, mark in self.launched.items() if mark.before(known)]
 
     # Copies between a pool and the host.
 
@@ -195,12 +227,16 @@ class Hosts(Following):
         device_pool: Any,
         host_indices: Tensor,
         device_indices: Tensor,
+        layer_id: int = 0,
     ) -> None:
         """Report slots that the engine copies back from the host, one layer at a time."""
         name = self.names.get(device_pool)
         if name is not None:
             self.begin(name, At(host_indices, HOST), At(device_indices))
         original()
+        if (mark := marked()) is not None and self.submitting:
+            place = id(device_pool), int(layer_id)
+            self.marks.setdefault(self.submitting, {})[place] = mark
         if self.watcher is not None and name is not None:
             self.watcher.load(HOST, name, device_indices, host_indices)
         elif self.watcher is not None:
@@ -214,7 +250,8 @@ class Hosts(Following):
             self.begun.add(group)
             queue = self.submitting.split()[0]
             kept = ENDS if queue in COPYING else ()
-            copy = Copy(group, source, target, queue=queue, kept=kept)
+            after = self.followed_by(maybe(stream(), "known") or {})
+            copy = Copy(group, source, target, queue=queue, after=after, kept=kept)
             self.watcher.begin_copies(self.submitting, [copy])
 
     def retracts(self, original: Call, cache: Any) -> None:
@@ -227,6 +264,7 @@ class Hosts(Following):
             original()
         finally:
             name, self.submitting = self.submitting, ""
+            self.marks.pop(name, None)
         if self.completion is not None and not self.completion.finish_event.query():
             self.watcher.acknowledged(name)
         self.watcher.end_copies(name)
@@ -274,15 +312,21 @@ class Hosts(Following):
         counter = maybe(pool, "layer_transfer_counter")
         if counter is None or counter.consumer_index < 0:
             return
+        current = stream()
+        known = maybe(current, "known")
         for name, (_, mine, producer) in [*self.submitted.items()]:
             if mine is counter and producer == counter.consumer_index:
                 counter.wait_until(counter.num_layers - 1)
                 self.awaiting.append(name)
         if self.awaiting:
             self.hook(type(counter), "wait_until", self.layer_awaited)
-            for name in BUFFERS:
-                self.hook(type(pool), name, self.layer_read)
-        self.reached = -1  # The wait above is not the engine's.
+            parts = (maybe(pool, name) for name in PARTS)
+            for kind in {type(one) for one in (pool, *parts) if hasattr(one, BUFFERS[0])}:
+                for name in BUFFERS:
+                    self.hook(kind, name, self.layer_read)
+        self.reached = -1  # The waits above are not the engine's.
+        if known is not None:
+            current.known = known
 
     def layer_awaited(self, result: Any, counter: Any, threshold: int) -> None:
         """Note that a forward waits for what is copied to layers."""
@@ -291,7 +335,12 @@ class Hosts(Following):
     def layer_read(self, result: Any, pool: Any, layer_id: int) -> None:
         """Note whether a forward gets a layer that it did not wait for: its copies do not end."""
         follows = maybe(pool, "layer_transfer_counter") is not None
-        if follows and self.reached < int(layer_id) - int(maybe(pool, "start_layer") or 0):
+        layer = int(layer_id) - int(maybe(pool, "start_layer") or 0)
+        known = maybe(stream(), "known") or {}
+        found = (self.marks.get(name, {}).get((id(pool), layer)) for name in self.awaiting)
+        marks = [one for one in found if one is not None]
+        waited = all(one.over or one.before(known) for one in marks)
+        if (follows and self.reached < layer) or not waited:
             self.awaiting = []
 
     def arrived(self) -> None:
@@ -303,6 +352,7 @@ class Hosts(Following):
     def over(self, name: str) -> None:
         """Report the end of copies."""
         del self.submitted[name]
+        self.marks.pop(name, None)
         if self.watcher is not None:
             self.watcher.end_copies(name)
 
@@ -468,12 +518,21 @@ class Hosts(Following):
             file = At(self.watcher.places(FILES, [key], size), FILES)
             self.watcher.moved(group, *((file, page) if loads else (page, file)))
 
+    def locks(self, result: Any, cache: Any) -> None:
+        """Count a lock of a node on the host."""
+        self.host_locks += 1
+
+    def unlocks(self, result: Any, cache: Any) -> None:
+        """Count the end of a lock of a node on the host."""
+        self.host_locks -= 1
+
     def flushed(self, cache: Any) -> None:
         """Judge whether all slots of the host pools are free, after a flush.
 
         What was planned is not copied any more.
         """
         self.backups.clear()
+        self.host_locks = 0
         for name in chain(*self.planned.values()):
             if self.watcher is not None:
                 self.watcher.end_copies(name)
@@ -488,9 +547,25 @@ class Hosts(Following):
         """Return the slots of the host pools of a prefix cache, if it copies nothing."""
         self.polled(None, cache)
         with self.needing("{} are not watched"):
-            rests = at_rest(cache) and not self.fetches
-            return slots_of(cache, self.unfilled) if rests else {}
+            if not at_rest(cache) or self.fetches:
+                return {}
+            found = slots_of(cache, self.unfilled)
+            if maybe(found.get("host kv"), "locked") == 0:  # Some trees do not tell.
+                found["host kv"] = replace(found["host kv"], locked=self.host_locks)
+            return found
         return {}
+
+
+def stream() -> Any:
+    """Return the current stream if it has marks, as the driver's streams on a CPU do, or None."""
+    current = torch.cpu.current_stream()
+    return current if hasattr(current, "mark") else None
+
+
+def marked() -> Any:
+    """Return a mark after what the current stream has got, or None if it has no marks."""
+    current = stream()
+    return None if current is None else current.mark()
 
 
 def entries(cache: Any) -> Mapping[str, Any]:

@@ -207,6 +207,7 @@ class Models(Allocations):
             self.once = f"it changes {error}"
         mode, backend = maybe(arguments, MODE), maybe(arguments, "disaggregation_transfer_backend")
         self.apart = mode not in UNWATCHED[MODE] and backend in self.backends
+        self.copies_kv |= self.apart
         for setting in others(arguments, UNWATCHED):
             if not (self.apart and setting.startswith("disaggregation")):
                 self.journal.undecided(f"{setting} is not watched")

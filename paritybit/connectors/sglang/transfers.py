@@ -19,7 +19,7 @@ from paritybit.connectors.sampling import handed_on, row_sums
 from paritybit.connectors.sglang.drafts import BEGUN, DraftStates
 from paritybit.connectors.sglang.host import Hosts, at_rest
 from paritybit.connectors.sglang.pools import SglangPool
-from paritybit.watch.facts import At, Copy, HostSlots, RowValues
+from paritybit.watch.facts import FORWARDS, At, Copy, HostSlots, RowValues
 from paritybit.watch.observations import EngineError
 from paritybit.watch.watcher import Watcher
 from paritybit.watch.weak import ByObject
@@ -131,7 +131,10 @@ class Transfers(Hosts):
         first, drafts = self.first.get(room, (None, None))
         mine = self.sent.setdefault(room, [])
         mine.append(f"transfer {room} {len(mine)}")
-        copies = [Copy(name, At(slots), NOWHERE, queue=PEER) for name, slots in found.items()]
+        after = self.followed_by(maybe(sender, "_early_send_wait_event.known") or {})
+        copies = [
+            Copy(name, At(slots), NOWHERE, queue=PEER, after=after) for name, slots in found.items()
+        ]
         watcher.begin_copies(mine[-1], copies)
         targets = manager.transfer_infos.get(room, {}).values()
         sliding = None if self.pool is None else self.pool.sliding
@@ -198,7 +201,10 @@ class Transfers(Hosts):
         if watcher is None or not self.apart:
             return
         self.awaits[room] = found = self.slots_of(receiver.kv_mgr, kv_indices, state_indices)
-        copies = [Copy(name, NOWHERE, At(slots)) for name, slots in found.items()]
+        # What is sent comes long after the forwards that were launched before.
+        copies = [
+            Copy(name, NOWHERE, At(slots), after=(FORWARDS,)) for name, slots in found.items()
+        ]
         watcher.begin_copies(f"transfer {room}", copies)
 
     def commits(self, original: Call, queue: Any, one: Any) -> None:

@@ -112,7 +112,7 @@ class Moving(Blocks):
             # Copies of one direction run one after another.
             queue = f"{pool} {'stores' if stores else 'loads'}"
             mine = tuple(sides[one] for one in kept)
-            copies.append(Copy(group, *ends, request, queue, FORWARDS if waits else "", mine))
+            copies.append(Copy(group, *ends, request, queue, (FORWARDS,) * waits, mine))
         self.watcher.begin_copies(name, copies)
 
     def over(self, names: Iterable[str]) -> None:

@@ -228,6 +228,8 @@ def variables_of(environment: Environment, served: Common) -> Mapping[str, str]:
         "SGLANG_GRAMMAR_POLL_INTERVAL": "60",
         # Log-likelihoods of prompts are computed in chunks, of 2048 tokens by default.
         "SGLANG_LOGPROB_CHUNK_SIZE": "24",
+        # As on a GPU, the scheduler's stream waits for forward passes that it does not know better.
+        **({"SGLANG_ENABLE_WAR_BARRIER": "1"} if served.device == "cpu" else {}),
         # It is not that of the model.
         **({"SGLANG_MAMBA_CONV_DTYPE": "float32"} if served.device == "cpu" else {}),
         **(INDEXING if served.model == DEEPSEEK_V32.name else {}),

@@ -2,13 +2,17 @@
 
 A stream makes the copies that it got some polls later, or when another stream or the host waits for
 them. All other work is done at once, in any stream. The same seed gives the same order.
+
+Each stream also says which marks in the work of others come before what it gets next, because it or
+the host has waited for them.
 """
 
 import functools
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar
 
@@ -39,10 +43,16 @@ class LateStream(CpuStream):
     held = threading.local()
     made = 0
     """Counts copies that were made."""
+    marks: ClassVar[dict["LateStream", int]] = {}
+    """The number of marks in each stream."""
+    host: ClassVar["Known"] = {}
+    """The marks for which the host has waited."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.waiting = deque[Callable[[], object]]()
         self.done = 0
+        self.known: Known = {}
+        """The marks for which this stream has waited, and its own."""
 
     @classmethod
     def current(cls, *arguments: Any, **named: Any) -> "LateStream":
@@ -69,16 +79,24 @@ class LateStream(CpuStream):
                 LateStream.made += 1
                 self.waiting.popleft()()
 
+    def mark(self) -> "Mark":
+        """Return a mark after what this stream has got."""
+        LateStream.marks[self] = place = LateStream.marks.get(self, 0) + 1
+        self.known = {**self.known, self: place}
+        return Mark(self, place)
+
     def synchronize(self) -> None:
         """Make all copies now."""
         self.run(self.end)
+        LateStream.host = merged(LateStream.host, self.known)
 
     def wait_event(self, event: Any) -> None:
         """Let what this stream gets from now on come after an event."""
+        self.known = merged(self.known, event.known)
         if self.waiting:
-            self.waiting.append(event.synchronize)
+            self.waiting.append(event.make)
         else:
-            event.synchronize()
+            event.make()
 
     def wait_stream(self, other: Any) -> None:
         """Let what this stream gets from now on come after what another stream has got."""
@@ -91,6 +109,39 @@ class LateStream(CpuStream):
         return found
 
 
+Known = Mapping[LateStream, int]
+"""How many marks of each stream come before something."""
+
+
+def merged(one: Known, other: Known) -> Known:
+    """Return the marks that come before two things."""
+    return {**one, **{key: max(place, one.get(key, 0)) for key, place in other.items()}}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in the work of a stream."""
+
+    stream: LateStream
+    place: int
+
+    @property
+    def over(self) -> bool:
+        """Whether the host has waited for it."""
+        return self.before(LateStream.host)
+
+    def before(self, known: Known) -> bool:
+        """Return whether it comes before something."""
+        return known.get(self.stream, 0) >= self.place
+
+
+def synchronize() -> None:
+    """Make all copies of all streams now."""
+    for stream in [*LateStream.all]:
+        stream.run(stream.end)
+    LateStream.host = {**LateStream.marks}
+
+
 DEFAULT = LateStream()
 
 
@@ -99,6 +150,7 @@ class LateEvent(CpuEvent):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.stream, self.end = DEFAULT, 0
+        self.known: Known = {}
 
     @classmethod
     def of(cls, stream: LateStream) -> "LateEvent":
@@ -111,14 +163,23 @@ class LateEvent(CpuEvent):
         """Move this event to the end of a stream."""
         self.stream = LateStream.current() if stream is None else stream
         self.end = self.stream.end
+        self.known = merged(self.stream.known, LateStream.host)
+
+    def make(self) -> None:
+        """Make the copies before this event."""
+        self.stream.run(self.end)
 
     def query(self) -> bool:
         """Return whether the copies before this event are made."""
-        return self.stream.done >= self.end
+        done = self.stream.done >= self.end
+        if done:
+            LateStream.host = merged(LateStream.host, self.known)
+        return done
 
     def synchronize(self) -> None:
-        """Make the copies before this event."""
-        self.stream.run(self.end)
+        """Make the copies before this event, and let the host wait for it."""
+        self.make()
+        LateStream.host = merged(LateStream.host, self.known)
 
     def wait(self, stream: Any = None) -> None:
         """Let a stream wait for this event."""

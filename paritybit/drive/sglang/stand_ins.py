@@ -106,7 +106,9 @@ def _stand_in_for_graphs() -> None:
         held.default_stream = lambda *arguments: late.DEFAULT
         held.StreamContext = held.stream = late.InStream
         held.device = lambda *arguments: contextlib.nullcontext()
-        for name in ("set_stream", "set_device", "synchronize", "empty_cache"):
+        # torch registers that of each module as another function.
+        held.synchronize = lambda *arguments, **named: late.synchronize()
+        for name in ("set_stream", "set_device", "empty_cache"):
             setattr(held, name, lambda *arguments, **named: None)
 
 
