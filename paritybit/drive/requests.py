@@ -664,7 +664,7 @@ def _rising(draw: Draw, turn: int) -> Iterator[Planned]:
 
 
 def _growing(draw: Draw) -> Iterator[Planned]:
-    """Fill the pool, mostly by short prompts, and let the answers outgrow it.
+    """Fill the pool, and let the answers outgrow it. The first prompts leave little room for them.
 
     Some prompts have several chunks, and may be interrupted anywhere in a page. Some of these
     repeat one token, so what is left of them is a prefix of another one. Some requests go on as
@@ -673,6 +673,8 @@ def _growing(draw: Draw) -> Iterator[Planned]:
     chance, limits = draw.chance, draw.limits
     for index in range(2 * limits.rows):
         lengths = (limits.stretch, 3 * limits.stretch) if index % 4 == 3 else (1, limits.stretch)
+        if index < limits.rows // 2 and index % 4 != 3:
+            lengths = limits.pool // limits.rows, 3 * limits.pool // (2 * limits.rows)
         tokens = chance.randint(limits.pool // 16, limits.pool // 4)
         length = chance.randint(*lengths)
         one = draw.alone(index, length, tokens, index // 4)
