@@ -145,7 +145,10 @@ class Served:
         self.state = self.kernel = state
         self.goes_on: bool | None = None
         if state is not None:
-            recurrent = Part(layer_names=["conv"], kv_cache_spec=MambaSpec(block_size=PAGE))
+            spec = MambaSpec(block_size=PAGE)
+            if method is not None:  # The first of its inputs is kept, and those of three drafts.
+                vars(spec).update(num_speculative_blocks=3, mamba_type=Part(name="SHORT_CONV"))
+            recurrent = Part(layer_names=["conv"], kv_cache_spec=spec)
             vars(config)["kv_cache_groups"] = (*GROUPS, recurrent)
             layers["conv"] = Part(kv_cache=(self.cache,))
         compilation = Part(static_forward_context=layers)

@@ -14,7 +14,7 @@ import torch
 
 from paritybit.connectors.hooking import NotRecognisedError
 from paritybit.connectors.sharing import Share, in_chunks
-from paritybit.connectors.vllm import batch as batches
+from paritybit.connectors.vllm import states as kept_states
 from paritybit.connectors.vllm.batch import (
     Compressed,
     SplitBatch,
@@ -577,12 +577,13 @@ def test_a_state_is_copied_to_the_last_block_of_its_group(
 ) -> None:
     served = Served(tmp_path, state=5)
     served.scheduler.requests["a"] = a_request(*range(10, 20))
-    served.run(output({"a": 6}, new={"a": ([1, 2], [3, 4], [0, 5])}), [[1, 2], [3, 4]], 0, PROMPT)
+    said = output({"a": 8}, new={"a": ([1, 2], [3, 4], [0, 5])})
+    served.run(said, [[1, 2], [3, 4]], 0, [*range(10, 18)])
     served.state, served.kernel = written, 6
     if copied:
         served.cache[6] = served.cache[5]
-    more = output({"a": 1}, cached={"a": (6, ([], [], [6]))})
-    served.run(more, [[1, 2], [3, 4]], 6, [16])
+    more = output({"a": 1}, cached={"a": (8, ([7], [8], [6]))})
+    served.run(more, [[1, 2, 7], [3, 4, 8]], 8, [18])
     assert served.found() == found
     served.journal.end()
 
@@ -610,7 +611,7 @@ def test_kernels_get_the_state_of_each_row(
     served = Served(tmp_path, state=5)
     served.kernel, served.goes_on = kernel, goes_on
     served.scheduler.requests["a"] = a_request(*PROMPT)
-    new = {"a": ([1, 2], [3, 4], [0, 5])}
+    new = {"a": ([1, 2], [3, 4], [0, 5] if cached + len(tokens) > 4 else [5])}
     served.run(output({"a": len(tokens)}, new=new, hit=cached), [[1, 2], [3, 4]], cached, tokens)
     assert served.found() - {"uninitialised read"} == found
     served.journal.end()
@@ -636,10 +637,10 @@ def test_a_prompt_goes_on_from_a_state_that_may_have_been_computed(
     found: set[str],
 ) -> None:
     """The prompt starts with the same tokens, or with `other` ones."""
-    monkeypatch.setattr(batches, "MOST", most)
+    monkeypatch.setattr(kept_states, "MOST", most)
     served = Served(tmp_path, state=5)
     served.scheduler.requests["a"] = a_request(*PROMPT[:known])
-    new = {"a": ([1, 2], [3, 4], [0, 5])}
+    new = {"a": ([1, 2], [3, 4], [5])}
     served.run(output({"a": 4}, new=new), [[1, 2], [3, 4]], 0, PROMPT[:4])
     served.state = served.kernel = 8
     served.cache[8] = served.cache[5]
@@ -655,10 +656,10 @@ def test_a_resumed_prompt_goes_on_from_the_state_of_another_one(tmp_path: Path) 
     """Its state has other bits than that after its own last forward."""
     served = Served(tmp_path, state=5)
     served.scheduler.requests |= {name: a_request(*PROMPT) for name in "ab"}
-    new = {"a": ([1, 2], [3, 4], [0, 5])}
+    new = {"a": ([1, 2], [3, 4], [5])}
     served.run(output({"a": 4}, new=new), [[1, 2], [3, 4]], 0, PROMPT[:4])
     served.state = served.kernel = 8
-    new = {"b": ([6, 7], [9, 10], [0, 8])}
+    new = {"b": ([6, 7], [9, 10], [8])}
     served.run(output({"b": 4}, new=new), [[6, 7], [9, 10]], 0, PROMPT[:4], name="b")
     served.state = served.kernel = 13
     served.cache[13] = served.cache[8]
@@ -669,26 +670,16 @@ def test_a_resumed_prompt_goes_on_from_the_state_of_another_one(tmp_path: Path) 
     served.journal.end()
 
 
-@pytest.mark.parametrize(
-    ("method", "connector", "says"),
-    [
-        ("ngram", None, "those under drafts"),
-        (None, "OffloadingConnector", "which ones a KV connector may load"),
-    ],
-)
-def test_a_state_need_not_be_computed_with_drafts_or_a_connector(
-    tmp_path: Path, method: str | None, connector: str | None, says: str
-) -> None:
-    served = Served(tmp_path, state=5, method=method)
-    if connector is not None:
-        given = Part(kv_connector=connector, kv_connector_extra_config={})
-        served.runner.vllm_config.kv_transfer_config = given
+def test_a_state_need_not_be_computed_with_a_connector(tmp_path: Path) -> None:
+    served = Served(tmp_path, state=5)
+    given = Part(kv_connector="OffloadingConnector", kv_connector_extra_config={})
+    served.runner.vllm_config.kv_transfer_config = given
     served.scheduler.requests["a"] = a_request(*PROMPT)
     said = output({"a": 2}, new={"a": ([1, 2], [3, 4], [0, 5])}, hit=4)
     served.run(said, [[1, 2], [3, 4]], 4, PROMPT[4:])
     assert "stale input" not in served.found()
     settings = [one["settings"] for one in lines_in(tmp_path) if one["kind"] == "scope"]
-    assert {"states_not_watched": says} in settings
+    assert {"states_not_watched": "which ones a KV connector may load"} in settings
     served.journal.end()
 
 

@@ -1,6 +1,6 @@
 """The connector of vLLM over stand-ins of an engine that speculates, also with a draft model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,36 @@ def test_drafts_that_are_accepted_and_rejected_are_no_finding(served: Served) ->
     assert [counts[name] for name in ("drafts", "accepted_drafts", "rejected_drafts")] == [4, 1, 3]
     assert counts["forwards: verify"] == 2
     assert counts["reads"] == (6 + 3) + (8 + 3)
+
+
+@pytest.mark.parametrize(("accepted", "found"), [(2, set[str]()), (1, {"stale input"})])
+def test_states_are_watched_under_drafts(tmp_path: Path, accepted: int, found: set[str]) -> None:
+    """Kernels get how many tokens of the last forward were accepted."""
+    served = Served(tmp_path, "ngram", state=5)
+    served.scheduler.requests["a"] = a_request(*PROMPT)
+    table = [[1, 2, 8], [3, 4, 9]]
+    blocks = [*table, [0, 5, 6, 7, 10, 11]]
+    served.run(output({"a": 6}, new={"a": tuple(blocks)}), table, 0, PROMPT)
+    served.sample(16)
+    served.propose(17, 98, 99)
+    served.scheduler.requests["a"].all_token_ids = [*PROMPT, 16]
+    served.cache[6], served.state = served.cache[5], 6
+
+    def drafted(count: int) -> Callable[[Served], object]:
+        def change(one: Served) -> None:
+            given = one.metadata["conv"]
+            given.spec_sequence_masks_cpu = torch.tensor([True])
+            given.spec_state_indices_tensor = torch.tensor([6])
+            given.num_accepted_tokens, given.num_decodes = torch.tensor([count]), 0
+
+        return change
+
+    served.run(verifies(6, 17, 98, 99), table, 6, [16, 17, 98, 99], change=drafted(1))
+    served.sample(17, 18, -1, -1)
+    served.scheduler.requests["a"].all_token_ids = [*PROMPT, 16, 17, 18]
+    served.run(verifies(8), table, 8, [18], change=drafted(accepted))
+    assert served.found() == found
+    served.journal.end()
 
 
 @pytest.mark.parametrize("computed", [7, 9, 10])

@@ -1,6 +1,5 @@
-"""What an engine passes to its model and its kernels for a forward, with recurrent states."""
+"""What an engine passes to its model and its kernels for a forward."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +11,9 @@ from paritybit.connectors.following import expected, implied_by, offsets, paddin
 from paritybit.connectors.hooking import NotRecognisedError, maybe
 from paritybit.connectors.sharing import WHOLE, Part, Share, dealt, in_chunks, of_lines, places_of
 from paritybit.connectors.vllm.pools import GROUP, View, VllmPool
-from paritybit.connectors.vllm.requests import Request, padded
-from paritybit.watch.bits import Checksums, on_host
-from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput, first_seen
+from paritybit.connectors.vllm.requests import padded
+from paritybit.watch.bits import on_host
+from paritybit.watch.facts import Base, Forward, IndexList, StaticInput, first_seen
 from paritybit.watch.reading import positions_of, repeated
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
@@ -450,139 +449,3 @@ def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[St
         yield expected("cu_seqlen_ks of the indexer", chunk.cu_seqlen_ks, firsts)
         yield expected("cu_seqlen_ke of the indexer", chunk.cu_seqlen_ke, ends)
         yield expected("block_table of the indexer", chunk.block_table, table[parts])
-
-
-# States of recurrent layers.
-
-MOST = 10_000
-"""The number of states that are remembered."""
-
-PLACES = 1 << 20
-"""The size of the table of states that are not remembered any more."""
-
-
-class VllmStates:
-    """The checksums of states after forwards, by the tokens that each depends on.
-
-    Several forwards may compute a state, with other bits. A prompt may start from a state that a
-    prompt has left, or that a forward has left at the end of a page: these are remembered.
-
-    If the first few of the tokens of a state are known, only these are compared. If states are
-    `loaded` from elsewhere, no forward here need have computed them.
-    """
-
-    def __init__(self, pool: VllmPool, loaded: bool = False) -> None:
-        self.parts = [
-            (number, group.layers[0].name, Checksums(group)) for number, group in pool.states
-        ]
-        self.page, self.loaded = pool.page, loaded
-        self.known: dict[int, dict[int, dict[int, list[list[int]]]]] = {}
-        """The checksums, by the number of tokens, by that of the known ones, and by their key."""
-        self.order = deque[tuple[int, int, int]]()
-        self.forgotten = bytearray(PLACES)
-        """Whether a state was forgotten, by its key, or by its number of tokens."""
-        self.rows: Sequence[tuple[Request, Row]] = ()
-        self.inside: Sequence[tuple[Request, Row, int]] = ()
-        """Prompts with a state after some of the tokens that they compute, in the block before."""
-
-    def inputs(self, rows: Sequence[tuple[Request, Row]], metadata: Any) -> Iterator[StaticInput]:
-        """Yield which states the kernels get for rows, and which prompts go on from theirs."""
-        self.inside = []
-        for number, layer, _ in self.parts:
-            given, slots = metadata[layer], [one.blocks[number][-1] for one, _ in rows]
-            first, goes_on = given.num_decodes, [int(row.cached > 0) for _, row in rows]
-            right: dict[str, list[int]] = {
-                "state_indices_tensor_d": slots[:first],
-                "state_indices_tensor_p": slots[first:],
-                "has_initial_states_p": goes_on[first:],
-                "has_initial_states_d": goes_on[:first],
-                # Those of gated delta nets.
-                "non_spec_state_indices_tensor": slots,
-                "prefill_state_indices": slots[first:],
-                "has_initial_state": goes_on,
-                "prefill_has_initial_state": goes_on[first:],
-            }
-            for name, values in right.items():
-                held = maybe(given, name)
-                if values and held is not None:
-                    yield expected(f"{name} {number}", held.flatten()[: len(values)], values)
-            if maybe(given, "has_initial_states_d") is None:
-                continuing = torch.ones(len(goes_on[:first]), dtype=torch.int64)
-                yield expected(f"decoded rows {number}", continuing, goes_on[:first])
-            if (kept := maybe(given, "checkpoint_meta")) is not None:
-                pairs = list(zip(rows[first:], kept.offsets, strict=False))
-                values = [one.blocks[number][-2] if more else 0 for (one, _), more in pairs]
-                kept_in = zip(pairs, values, strict=True)
-                self.inside = [(*pair, more) for (pair, more), block in kept_in if block]
-                yield expected(f"checkpoint {number}", kept.state_indices[: len(values)], values)
-
-    def begin(self, rows: Sequence[tuple[Request, Row]]) -> Iterator[StaticInput]:
-        """Yield the checksums of the states from which rows start, and which were computed."""
-        self.rows = rows
-        given, right, computed = list[int](), list[int](), list[int]()
-        for request, row in rows:
-            if not row.cached:
-                continue
-            held, goes_on = self.held(request), row.cached == request.state[0]
-            made, others = ([request.state[1]], False) if goes_on else self.computed(row)
-            if held in made or (made and not others):
-                given += held
-                right += held if held in made else made[-1]
-            computed.append(int(bool(made) or others or row.cached % self.page > 0))
-        yield expected("states", torch.tensor(given, dtype=torch.int64), right)
-        if not self.loaded:
-            yield expected("computed states", torch.tensor(computed), [1] * len(computed))
-
-    def computed(self, row: Row) -> tuple[list[list[int]], bool]:
-        """Return the states from which a row may start, and whether there may be others."""
-        end, mine = row.cached, self.known.get(row.cached, {})
-        if known_tokens(row, end) < end:
-            return [], True
-        whole = key(row, end)
-        others = any(key(row, first) in keys for first, keys in mine.items() if first < end)
-        forgotten = any(self.forgotten[one % PLACES] for one in (whole, end))
-        return mine.get(end, {}).get(whole, []), others or forgotten
-
-    def end(self) -> None:
-        """Remember the states that the forward has computed."""
-        for request, row in self.rows:
-            end = row.cached + row.computed
-            request.state = end, self.held(request)
-            if row.computed > 1 or end % self.page == 0:
-                self.remember(row, end, request.state[1])
-        for request, row, more in self.inside:
-            self.remember(row, row.cached + more, self.held(request, -2))
-
-    def remember(self, row: Row, end: int, state: list[int]) -> None:
-        """Remember the state after the first tokens of a row, and forget the oldest ones."""
-        first = known_tokens(row, end)
-        self.order.append((end, first, one := key(row, first)))
-        self.known.setdefault(end, {}).setdefault(first, {}).setdefault(one, []).append(state)
-        while len(self.order) > MOST:
-            end, first, one = self.order.popleft()
-            self.forgotten[(one if first == end else end) % PLACES] = 1
-            firsts = self.known[end]
-            keys = firsts[first]
-            keys[one].pop(0)
-            if not keys[one]:
-                del keys[one]
-            if not keys:
-                del firsts[first]
-            if not firsts:
-                del self.known[end]
-
-    def held(self, request: Request, column: int = -1) -> list[int]:
-        """Return the checksums of the state of a request in each group."""
-        blocks = [(sums, request.blocks[number][column]) for number, _, sums in self.parts]
-        return [int(sums.of(torch.tensor([one]))) for sums, one in blocks]
-
-
-def key(row: Row, end: int) -> int:
-    """Return what stands for everything that a state depends on."""
-    return hash((row.space, *row.tokens[:end]))
-
-
-def known_tokens(row: Row, end: int) -> int:
-    """Return how many of the first tokens of a row are known, up to some end."""
-    tokens = row.tokens[:end]
-    return tokens.index(None) if None in tokens else len(tokens)

@@ -33,6 +33,7 @@ from paritybit.connectors.vllm.pools import VllmPool, described
 from paritybit.connectors.vllm.requests import unjudged
 from paritybit.connectors.vllm.sampling import content_of, model_of
 from paritybit.connectors.vllm.scheduling import FILED, MESSAGE
+from paritybit.connectors.vllm.states import VllmStates
 from paritybit.watch.captures import Captures
 from paritybit.watch.facts import PIECES, Base, Forward, Replay
 from paritybit.watch.journal import of_process
@@ -130,7 +131,7 @@ class VllmEngine(Attended):
             self.captures = Captures(self.journal)
             self.capturing: batches.VllmBatch | None = None
             self.unscheduled = 0
-            self.states: batches.VllmStates | None = None
+            self.states: VllmStates | None = None
             self.error = None
             self.once: str | None = None
             """Why a forward may run only once, or None."""
@@ -220,12 +221,10 @@ class VllmEngine(Attended):
         self.once = next(effects, TOGETHER if together else STORES if stores else None)
         self.capturing = None
         self.states = None
-        if self.pool.states and config.speculative_config is not None:
-            self.journal.scope(states_not_watched="those under drafts")
-        elif self.pool.states and self.settings.every == 1:
+        if self.pool.states and self.settings.every == 1:
             # States that a forward computes without being watched have other bits.
             loaded = config.kv_transfer_config is not None
-            self.states = batches.VllmStates(self.pool, loaded)
+            self.states = VllmStates(self.pool, loaded)
             if loaded:
                 self.journal.scope(states_not_watched="which ones a KV connector may load")
         self.hook(type(runner.get_model()), "__call__", self.model)
@@ -433,8 +432,7 @@ class VllmEngine(Attended):
         if self.states is not None:
             of_rows = [self.requests.known[name] for name in names]
             rows = list(zip(of_rows, forward.rows, strict=False))
-            given = self.states.inputs(rows, metadata)
-            watcher.judge_inputs("states", [*self.states.begin(rows), *given])
+            watcher.judge_inputs("states", list(self.states.begin(rows, metadata)))
             self.journal.count(state_reads=sum(row.cached > 0 for _, row in rows))
         self.begin_rows(now, names)
 

@@ -5,6 +5,7 @@ The tensors with layers of a draft model are a separate KV group. Only the draft
 in its own group, but rows of the target have slots there if their group has layers in them.
 """
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,16 @@ KINDS = {
 RECURRENT = "MambaSpec"
 
 MORE = "num_speculative_blocks"
-"""The number of blocks for states of drafts, which are not supported."""
+"""The number of blocks for states of drafts."""
+
+CONVOLVING = "MAMBA2", "GDN_ATTN", "SHORT_CONV"
+"""The kinds of recurrent layers whose first tensor has the last inputs of a convolution."""
+
+MOST_TENSORS = 2
+"""The most tensors of such a layer."""
+
+LAYOUT = "vllm.model_executor.layers.mamba.mamba_utils"
+"""The module that says whether the inputs of a convolution are the last dimension."""
 
 INSIDE = "num_prefill_checkpoint_blocks"
 """The number of blocks for states inside of a prefill."""
@@ -80,14 +90,36 @@ class View:
 
 
 @dataclass(frozen=True)
+class States:
+    """One of the engine's groups of recurrent layers: its number, and the first of its layers.
+
+    The state after some tokens is in the block of the last one, which has `tokens` tokens. If
+    forwards verify drafts, the states after each of them are in that block and the next ones.
+
+    `whole` has the tensors by block, without those in which the first block has the inputs of all
+    drafts. Of these, `inputs` has the part that belongs to the state after each draft.
+    """
+
+    number: int
+    layer: str
+    tokens: int
+    drafts: int
+    whole: Group | None
+    inputs: tuple[Group, ...] = ()
+
+    def first(self, end: int) -> int:
+        """Return the column of the first block for a forward that computes up to `end`."""
+        return (end - 1) // self.tokens
+
+
+@dataclass(frozen=True)
 class VllmPool:
     """The pool of blocks.
 
     `targets` are the engine's groups with layers of the target, `draft` that of a draft model, and
-    `states` those of recurrent layers, by number: a request's last block there is the slot of its
-    state, which depends on all tokens up to some position. `frees` is False if requests keep blocks
-    that their window has left. `share` says which positions have slots in this rank. `views` are
-    what the layers of the targets get.
+    `states` those of recurrent layers. `frees` is False if requests keep blocks that their window
+    has left. `share` says which positions have slots in this rank. `views` are what the layers of
+    the targets get.
     """
 
     groups: tuple[Group, ...]
@@ -95,7 +127,7 @@ class VllmPool:
     targets: tuple[EngineGroup, ...]
     draft: EngineGroup | None = None
     frees: bool = True
-    states: tuple[tuple[int, Group], ...] = ()
+    states: tuple[States, ...] = ()
     share: Share = WHOLE
     views: tuple[View, ...] = ()
 
@@ -225,15 +257,39 @@ def indexes(layer: Any) -> bool:
     return type(layer).__name__.endswith(INDEXER)
 
 
-def states_of(config: Any, layers: Any) -> tuple[tuple[int, Group], ...]:
+def states_of(config: Any, layers: Any) -> tuple[States, ...]:
     """Return the engine's groups of recurrent layers. Raises NotRecognisedError."""
-    found = list[tuple[int, Group]]()
+    found = list[States]()
     for number, group in enumerate(config.kv_cache_groups):
-        if type(group.kv_cache_spec).__name__ == RECURRENT:
-            if getattr(group.kv_cache_spec, MORE, 0) or getattr(group.kv_cache_spec, INSIDE, 0) > 1:
-                raise NotRecognisedError("states of drafts, or several inside of a prefill")
-            mine = (Layer(name, tuple(layers[name].kv_cache)) for name in group.layer_names)
-            found.append((number, weakened(Group("states", tuple(mine)))))
+        spec = group.kv_cache_spec
+        if type(spec).__name__ != RECURRENT:
+            continue
+        drafts = getattr(spec, MORE, 0)
+        if getattr(spec, INSIDE, 0) > 1:
+            raise NotRecognisedError("several states inside of a prefill")
+        held = {name: tuple(layers[name].kv_cache) for name in group.layer_names}
+        convolves = maybe(spec, "mamba_type.name") in CONVOLVING
+        if drafts and not (convolves and all(len(one) <= MOST_TENSORS for one in held.values())):
+            raise NotRecognisedError(f"states of drafts in layers like {group.layer_names[0]}")
+        whole = {name: tensors[1:] if drafts else tensors for name, tensors in held.items()}
+        firsts = {name: tensors[:1] for name, tensors in held.items()} if drafts else {}
+        last = maybe(sys.modules.get(LAYOUT), "is_conv_state_dim_first")
+        axis = -1 if last is not None and last() else 1
+        windows = [
+            {
+                name: tuple(one.narrow(axis, at, one.shape[axis] - drafts) for one in tensors)
+                for name, tensors in firsts.items()
+            }
+            for at in range(1 + drafts if drafts else 0)
+        ]
+        parts = [
+            weakened(Group("states", tuple(Layer(*one) for one in tensors.items())))
+            for tensors in (whole, *windows)
+            if any(tensors.values())
+        ]
+        inputs = tuple(parts[-len(windows) :] if windows else ())
+        given = number, group.layer_names[0], int(spec.block_size), drafts
+        found.append(States(*given, parts[0] if any(whole.values()) else None, inputs))
     return tuple(found)
 
 

@@ -29,13 +29,14 @@ class Progress:
     """The progress of a request after its last sampling.
 
     - `computed`: the number of tokens with valid KV.
-    - `rejected`: the number of rejected drafts in its last forward.
+    - `accepted`, `rejected`: the numbers of such drafts in its last forward.
     - `proposed`: the drafts that may follow its tokens, if they are known.
     - `begun`: the number of tokens with which it began, or began again.
     """
 
     tokens: list[int]
     computed: int
+    accepted: int = 0
     rejected: int = 0
     proposed: list[int] | None = None
     begun: int = 0
@@ -103,14 +104,15 @@ class Account:
             mine = self.requests[name]
             end = mine.computed + self.counts[name]
             verified = max(0, end - len(mine.tokens))
-            mine.proposed, mine.rejected = None, 0
+            mine.proposed, mine.accepted, mine.rejected = None, 0, 0
             if end < len(mine.tokens) or not tokens:
                 mine.computed = min(end, len(mine.tokens))
                 continue
-            mine.rejected = verified - (len(tokens) - 1)
+            mine.accepted = len(tokens) - 1
+            mine.rejected = verified - mine.accepted
             mine.computed = end - mine.rejected
             mine.tokens += tokens
-            drafts, accepted = drafts + verified, accepted + len(tokens) - 1
+            drafts, accepted = drafts + verified, accepted + mine.accepted
         return drafts, accepted
 
     def proposed(self, names: Sequence[str], drafts: Any) -> None:
@@ -148,8 +150,8 @@ class Request:
     computed: int
     slots: list[Tensor] = field(default_factory=list)
     """The slots of its blocks per group, computed on first use."""
-    state: tuple[int, list[int]] = (0, [])
-    """The number of tokens in its state after its last forward, and the state's checksums."""
+    states: dict[int, list[int]] = field(default_factory=dict)
+    """The checksums of its states after its last forward, by their numbers of tokens."""
     all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
     cache_salt: str | None = None
@@ -185,7 +187,7 @@ class Requests:
             if name in cached.resumed_req_ids:  # All of its blocks are new.
                 begun[name] = request.computed
                 request.blocks = [list(numbers) for numbers in more]
-                request.state = 0, []
+                request.states = {}
             elif more is not None:
                 for mine, numbers in zip(request.blocks, more, strict=True):
                     mine.extend(numbers)
@@ -253,11 +255,18 @@ class Requests:
             kind = "prefill"  # Of a part of a prompt at least.
         if pool.states:
             parts = [row.slots[name][row.cached :] for row in rows for name in row.slots]
-            for number, _ in pool.states:
-                for name in names:
-                    mine, span = self.of(name, pool), (counts[name], pool.page)
-                    inside = column_inside(mine.computed, *span) is not None
-                    parts.append(mine.slots[number][-pool.page * (1 + inside) :])
+            for states in pool.states:
+                for name, row in zip(names, rows, strict=False):
+                    slots, span = (
+                        self.of(name, pool).slots[states.number],
+                        (row.cached, row.computed),
+                    )
+                    first = states.first(sum(span))
+                    inside = column_inside(*span, states.tokens) is not None
+                    # It starts from the state after the last accepted draft.
+                    accepted = 0 if account is None else account.requests[name].accepted
+                    last = first + 1 + max(drafts[name], accepted)
+                    parts.append(slots[pool.page * (first - inside) : pool.page * last])
             owned = {name: torch.cat(parts) for name in pool.names}
         return Forward(kind, tuple(rows), owned, repeats=len(pool.targets))
 

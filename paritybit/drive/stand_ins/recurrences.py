@@ -165,11 +165,16 @@ def delta_step(
     g: Tensor,
     beta: Tensor,
     pad: int = -1,
+    targets: Tensor | None = None,
 ) -> Tensor:
-    """Take one step per row, [R, heads, n], update the states in slots, and return outputs."""
+    """Take one step per row, [R, heads, n], from the states in slots, and return outputs.
+
+    The new states get into the slots, or into `targets`.
+    """
     live = slots != pad
     held = delta(states[slots.long().clamp(min=0)].float(), k, v, g, beta.float())
-    states[slots[live].long()] = held[live].to(states.dtype)
+    written = slots if targets is None else targets
+    states[written[live].long()] = held[live].to(states.dtype)
     return torch.where(live[:, None, None], (held * q[:, :, None]).sum(-1), 0)
 
 

@@ -121,8 +121,8 @@ TABLE = Table(
         (
             STATES,
             [
-                *("n-gram speculation", "EAGLE", "LoRA adapters", "no window"),
-                *("offload to the host", "simple offload", "window of two blocks"),
+                *("LoRA adapters", "no window", "window of two blocks"),
+                *("offload to the host", "simple offload"),
                 *("small host pool", "failing loads", "several connectors", *NAMED),
             ],
         ),
@@ -177,14 +177,14 @@ TABLE = Table(
         (
             PRESETS,
             [
-                *("full graphs", "breakable graphs", "async scheduling", "n-gram speculation"),
+                *("full graphs", "breakable graphs", "async scheduling"),
                 *("newer runner with async scheduling", "EAGLE", "block size 32", "actions"),
                 *("window of two blocks", "no window", "offload to the host", "simple offload"),
                 *("small host pool", "failing loads", "several connectors", "no prefix cache"),
                 *("LoRA adapters", "decoding requests first", "priorities"),
             ],
         ),
-        (PRESETS[2:], ["older runner"]),
+        (PRESETS[2:], ["older runner", "n-gram speculation"]),
         (
             [CHUNKS],
             [
@@ -192,6 +192,7 @@ TABLE = Table(
                 *("actions", "decoding requests first"),
             ],
         ),
+        (STATES, ["EAGLE"]),
         # The newer runner leaves garbage in padded positions when it wakes up: see
         # `docs/findings.md`.
         (PICTURES, ["actions"], ["newer runner", "newer runner with async scheduling"]),

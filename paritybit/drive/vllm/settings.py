@@ -216,6 +216,8 @@ class VllmServed(Common):
     def startable(self, one: Planned) -> Planned:
         """Return a request, with some graphs and states of two tokens: see `docs/findings.md`.
 
+        With drafts, none has the size of a row with all of them, either.
+
         The connector for files cannot take prompts of one token more than some blocks.
         """
         if self.files:
@@ -223,7 +225,9 @@ class VllmServed(Common):
             more = one.length % self.page_size == 1
             return replace(one, prompt=(*one.prompt, Part("another token", 1))) if more else one
         as_decodes = self.runner == 1 and self.graphs in WHOLE
-        if self.model not in RECURRENT or not as_decodes or one.length > 1 or one.follows:
+        short = one.length == 1 and (as_decodes or self.speculative is not None)
+        short |= as_decodes and one.length == self.queries
+        if self.model not in RECURRENT or not short or one.follows:
             return one
         return replace(one, prompt=(*one.prompt, Part("another token", 1)))
 
@@ -443,7 +447,11 @@ class VllmServed(Common):
             }
             if self.speculative == "eagle":
                 how |= FORCED if self.forced else SAMPLED
-                how["model"] = str(DRAFT.write(folder))
+                # Its blocks have the size of those of its target.
+                target = self.shape.config
+                size = target["hidden_size"] // target["num_attention_heads"]
+                config = {**DRAFT.config, "head_dim": target.get("head_dim", size)}
+                how["model"] = str(replace(DRAFT, config=config).write(folder))
             of_device["speculative_config"] = how
         return {
             **of_device,

@@ -107,6 +107,8 @@ CONVOLUTION, SCAN, DELTAS = RECURRENT = (
 )
 """The modules of recurrent layers."""
 
+COPIES = "vllm.v1.worker.mamba_utils"
+
 LORA = "vllm.lora.punica_wrapper.punica_gpu"
 
 SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
@@ -339,8 +341,14 @@ def _stand_in_for_convolutions() -> None:
     layer.ShortConv.forward_native = layer.ShortConv.forward_cuda
     # A graph cannot be split inside of an opaque operator.
     layer.ShortConv.forward = lambda one, *given: layer.short_conv(*given, one.prefix)
-    copies: Any = importlib.import_module("vllm.v1.worker.mamba_utils")
+    copies: Any = importlib.import_module(COPIES)
     copies.batch_memcpy = move
+
+
+@AFTER.add("kernels that copy states: one program per state", SLOW)
+def _stand_in_for_tiles() -> None:
+    copies: Any = importlib.import_module(COPIES)
+    copies._TEMPORAL_TILES = 1
 
 
 @AFTER.add(
@@ -364,7 +372,11 @@ def _stand_in_for_recurrences() -> None:
     deltas.fla_chunk_gated_delta_rule = whole(states.delta_prompts)
     deltas.fused_post_conv_prep = whole(states.delta_prepared)
     deltas.fused_recurrent_gated_delta_rule_packed_decode = whole(states.delta_packed)
-    deltas.fused_sigmoid_gating_delta_rule_update = whole(states.delta_rows)
+    rows = whole(states.delta_rows, returns=True)
+    deltas.fused_sigmoid_gating_delta_rule_update = lambda initial_state, **given: (
+        rows(initial_state=initial_state, **given),
+        initial_state,
+    )
     held: Any = torch.ops.vllm  # A graph cannot be split inside of an opaque operator.
     held.mamba_mixer2 = layer.mamba_mixer2
     held.qwen_gdn_attention_core = deltas.qwen_gdn_attention_core

@@ -1,5 +1,10 @@
-"""What vLLM's kernels of recurrent layers get and return. Padding has the state 0."""
+"""What vLLM's kernels of recurrent layers get and return. Padding has the state 0.
 
+A row with drafts has a slot for the state after each of its tokens. It begins with the state after
+the last token that was accepted.
+"""
+
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +16,21 @@ from paritybit.drive.stand_ins import recurrences
 PAD = 0
 
 
+def steps_of(
+    slots: Tensor, bounds: Tensor, accepted: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the tokens of rows with drafts in order: their places, and the slots of their states.
+
+    Row r has tokens `bounds[r]` to `bounds[r + 1]` - 1. These are the slots before and after one.
+    """
+    rows, starts, counts = torch.arange(len(bounds) - 1), bounds[:-1].long(), bounds.diff()
+    before = slots[rows, accepted[: len(rows)].long().clamp(min=1) - 1]
+    for step in range(int(counts.max())):
+        live, after = counts > step, slots[: len(rows), step]
+        yield (starts + step)[live], before[live], after[live]
+        before = after
+
+
 def scan_step(
     state: Tensor,
     x: Tensor,
@@ -20,14 +40,27 @@ def scan_step(
     C: Tensor,
     D: Tensor,
     dt_bias: Tensor,
-    num_accepted_tokens: Any = None,
-    cu_seqlens: Any = None,
+    num_accepted_tokens: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     is_blackwell: bool = False,
-    **more: Any,
+    *,
+    state_batch_indices: Tensor,
+    dst_state_batch_indices: Tensor | None = None,
+    out: Tensor,
+    dt_softplus: bool = False,
 ) -> None:
-    """Take one step of Mamba2 per row: see `recurrences.scan_step`."""
-    assert num_accepted_tokens is None, "rows have no drafts here"
-    recurrences.scan_step(state, x, dt, A, B, C, D, dt_bias=dt_bias, pad=PAD, **more)
+    """Take one step of Mamba2 for each token of a row: see `recurrences.scan_step`."""
+    step = partial(
+        recurrences.scan_step, state, A=A, D=D, dt_bias=dt_bias, dt_softplus=dt_softplus, pad=PAD
+    )
+    if num_accepted_tokens is None or cu_seqlens is None:
+        step(x, dt, B=B, C=C, out=out, state_batch_indices=state_batch_indices)
+        return
+    for places, before, after in steps_of(state_batch_indices, cu_seqlens, num_accepted_tokens):
+        made, (x_now, dt_now, b, c) = out[places], (one[places] for one in (x, dt, B, C))
+        more: Any = {"state_batch_indices": before, "dst_state_batch_indices": after}
+        step(x_now, dt_now, B=b, C=c, out=made, **more)
+        out[places] = made
 
 
 def scanned_prompts(
@@ -87,19 +120,25 @@ def delta_rows(
     cu_seqlens: Tensor,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    num_accepted_tokens: Any = None,
+    num_accepted_tokens: Tensor | None = None,
     **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Take one step of a gated delta net for each row, [1, R, heads, n]. Returns the outputs."""
-    assert num_accepted_tokens is None, "rows have no drafts here"
-    rows = len(cu_seqlens) - 1
-    slots, out = ssm_state_indices.flatten()[:rows], torch.zeros_like(v)
-    q, k, v = (one[0, :rows] for one in (q, k, v))
-    q, k, v = recurrences.prepared(q, k, v, scale, use_qk_l2norm_in_kernel)
-    g, beta = recurrences.gates(A_log, a[:rows], dt_bias), b[:rows].sigmoid()
-    made = recurrences.delta_step(initial_state, slots, q, k, v, g, beta, PAD)
-    out[0, :rows] = made.to(out.dtype)
-    return out, initial_state
+) -> Tensor:
+    """Take one step of a gated delta net for each token of a row, [1, T, heads, n].
+
+    Returns the outputs. Without drafts, a row has one token.
+    """
+    out, slots = torch.zeros_like(v), ssm_state_indices
+    if num_accepted_tokens is None:
+        slots = ssm_state_indices.flatten()[:, None]
+        num_accepted_tokens = torch.ones_like(slots[:, 0])
+    q, k, v = recurrences.prepared(q[0], k[0], v[0], scale, use_qk_l2norm_in_kernel)
+    g, beta = recurrences.gates(A_log, a, dt_bias), b.sigmoid()
+    for places, before, after in steps_of(slots, cu_seqlens, num_accepted_tokens):
+        q_now, k_now, v_now, g_now, beta_now = (one[places] for one in (q, k, v, g, beta))
+        given = initial_state, before, q_now, k_now, v_now, g_now, beta_now
+        made = recurrences.delta_step(*given, PAD, after)
+        out[0, places] = made.to(out.dtype)
+    return out
 
 
 def delta_prepared(
