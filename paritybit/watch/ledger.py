@@ -142,6 +142,16 @@ class Ledger:
         self.calls: OrderedDict[int, SlotCall] = OrderedDict()
         self.last_calls: dict[str, int] = {}
 
+    @property
+    def layers(self) -> list[str]:
+        """The name of the layer of each tensor."""
+        return [layer.name for layer in self.group.layers for _ in layer.tensors]
+
+    def tensor(self, number: int) -> str:
+        """Return the name of a tensor."""
+        layer = self.layers[number]
+        return f"tensor {number - self.layers.index(layer)} of {layer}"
+
     def index(self, slots: Tensor) -> Tensor:
         """Return the valid slot numbers as int64 on the host. Drops all others."""
         slots = slots.to("cpu", torch.int64).flatten()

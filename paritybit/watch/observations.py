@@ -216,7 +216,8 @@ class StrayWrites(InForward):
 class Unwritten(InForward):
     """Slots of one group that a forward computes but did not write.
 
-    `slots`, `row` (the index of the row) and `position` are int64 [n] with n > 0.
+    `slots`, `row` (the index of the row) and `position` are int64 [n] with n > 0. `tensors` are
+    those that it did not write in the first slot, if it wrote others there.
     """
 
     ledger: Ledger
@@ -224,6 +225,7 @@ class Unwritten(InForward):
     row: Tensor
     position: Tensor
     replay: str | None = None
+    tensors: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

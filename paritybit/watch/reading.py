@@ -39,6 +39,10 @@ class Writes:
     row: Tensor
     must: Tensor
 
+    def of(self, at: Tensor) -> "Writes":
+        """Return some of them. `at` is bool [n]."""
+        return Writes(*(one[at] for one in vars(self).values()))
+
 
 def owned(forward: Forward, ledger: Ledger, fresh: Writes | None) -> Tensor:
     """Return the slots of a group that a forward may write, int64 [n]. `fresh` are its writes."""
@@ -312,8 +316,12 @@ def written(writes: Writes, ledger: Ledger, changed: Tensor) -> Tensor:
 
     Their bytes changed, or they were last written for the same tokens.
     """
-    slots, chain = writes.slots, writes.chain
-    return changed[slots] | ((ledger.chain[slots] == chain) & (chain != UNKNOWN))
+    return changed[writes.slots] | known(writes, ledger)
+
+
+def known(writes: Writes, ledger: Ledger) -> Tensor:
+    """Return which slots were last written for the same tokens as now, bool [n]."""
+    return (ledger.chain[writes.slots] == writes.chain) & (writes.chain != UNKNOWN)
 
 
 class Unchanged(NamedTuple):

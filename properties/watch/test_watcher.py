@@ -806,6 +806,74 @@ def test_a_replay_may_write_what_its_slot_holds(scene: Scene, slot: int, found: 
     assert scene.checks() == found
 
 
+Parts = tuple[int, ...]
+"""The numbers of tensors."""
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(
+    ("before", "now", "known", "model", "found"),
+    [
+        ((0, 1), (0, 1), (), "", []),
+        ((0, 1), (0,), (), "", ["unwritten slot"]),
+        ((0, 1), (1,), (), "", ["unwritten slot"]),
+        ((0, 1), (0, 1), (1,), "", []),  # It writes what the slot holds.
+        ((0, 1), (0,), (1,), "", ["unwritten slot"]),
+        ((0,), (0,), (), "", []),  # No row has written the tensor.
+        ((0, 1), (0,), (), "draft ", []),
+    ],
+)
+def test_a_forward_writes_each_tensor_of_its_slots(
+    scene: Scene, before: Parts, now: Parts, known: Parts, model: str, found: list[str], graph: bool
+) -> None:
+    """The bytes of those that are `known` stay as they are."""
+    tensors, out = scene.groups[0].layers[0].tensors, torch.zeros(())
+    for at in known:
+        tensors[at][SLOTS[1]] = 1.0
+
+    def step(request: str, slot: int, parts: Parts) -> None:
+        def run() -> str:
+            for at in parts:
+                tensors[at][slot] = 1.0
+            return "result"
+
+        mine = row(request, [slot], 0, {"full": [slot]})
+        forward = Forward("decode", (mine,), model=model)
+        step = Replay("graph", "decode", 1, 1, [], run, lambda: {"out": out})
+        scene.watcher.begin(forward)
+        if graph:
+            scene.watcher.replay(step)
+        else:
+            scene.watcher.run_without_graph(step, lambda: True)
+        scene.watcher.end()
+
+    step("a", SLOTS[0], before)
+    step("b", SLOTS[1], now)
+    assert scene.checks() == found
+    if found:
+        (line,) = scene.lines("finding")
+        missing = next(at for at in before if at not in now)
+        assert f"did not write tensor {missing} of 0 in slot {SLOTS[1]} (full)" in line["text"]
+
+
+def test_a_state_is_not_judged_by_its_tensors(scene: Scene) -> None:
+    """What a forward reads and replaces may be undefined if it holds other bytes."""
+    first, other = scene.groups[0].layers[0].tensors
+    for at, cached in enumerate((0, 0, 1)):
+        rows = (row(f"r{at > 0}", TOKENS[:2][: cached + 1], cached, {"full": [SLOTS[at > 0]] * 2}),)
+
+        def run(at: int = at) -> None:
+            first[SLOTS[at > 0]] = float(at + 1)
+            if at < 2:
+                other[SLOTS[at > 0]] = 1.0
+
+        scene.watcher.begin(Forward("decode", rows))
+        step = Replay("graph", "decode", 1, 1, [], run, lambda: {"out": torch.zeros(())})
+        scene.watcher.replay(step)
+        scene.watcher.end()
+    assert "unwritten slot" not in scene.checks()
+
+
 @pytest.mark.parametrize("scene", [{"checks": ("corrupted read",)}], indirect=True)
 def test_only_the_named_checks_run(scene: Scene, tmp_path: Path) -> None:
     scene.forward("a", TOKENS[:5], 0, SLOTS)

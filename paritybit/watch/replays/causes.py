@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.watch.bits import as_integers, taken
 from paritybit.watch.facts import Base, StaticInput
 from paritybit.watch.ledger import Ledger
 from paritybit.watch.replays.rerun import Rerun, Saved, SavedSlots, overwritten, tail
@@ -106,27 +105,19 @@ def explain(
     poison = saved.inverted()
     causes: list[tuple[dict[str, Any], list[int]]] = []
     with rerun.restoring([saved]):
-        hit = overwritten(rerun, poison)
-        layers = first_layers(ledger, poison, hit)
+        tensors = overwritten(rerun, poison)
+        hit, layers = tensors.any(0), first_layers(ledger, stray, tensors)
         for suspect in suspects:
             if not bool(hit.any()):
                 break
-            spared = hit & ~overwritten(suspect.reset(rerun), poison)
+            spared = hit & ~overwritten(suspect.reset(rerun), poison).any(0)
             if bool(spared.any()):
                 causes.append((suspect.cause, stray[spared].tolist()))
                 hit = hit & ~spared
     return Explained(causes, layers)
 
 
-def first_layers(ledger: Ledger, poison: SavedSlots, hit: Tensor) -> dict[int, str]:
-    """Return the first layer in which each slot of `hit` was overwritten."""
-    found: dict[int, str] = {}
-    tensors = iter(zip(ledger.checksums.tensors, poison.rows, strict=True))
-    for layer in ledger.group.layers:
-        for _ in layer.tensors:
-            tensor, rows = next(tensors)
-            now = as_integers(taken(tensor, poison.slots, ledger.group.block))
-            lost = (now != as_integers(rows)).reshape(len(rows), -1).any(1).cpu() & hit
-            for slot in poison.slots[lost].tolist():
-                found.setdefault(slot, layer.name)
-    return found
+def first_layers(ledger: Ledger, slots: Tensor, hit: Tensor) -> dict[int, str]:
+    """Return the first layer in which each slot was overwritten. `hit` is bool [tensors, n]."""
+    pairs = zip(slots.tolist(), hit.T.tolist(), strict=True)
+    return {slot: ledger.layers[mine.index(True)] for slot, mine in pairs if True in mine}

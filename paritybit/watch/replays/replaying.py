@@ -25,12 +25,14 @@ from paritybit.watch.observations import (
     Inputs,
     Relation,
     StrayWrites,
+    Unwritten,
     Wrong,
 )
 from paritybit.watch.replays.causes import Explained, Suspect, explain, suspects_of
 from paritybit.watch.replays.influence import LiveReads
 from paritybit.watch.replays.relations import NAMES, Relations, Tried
-from paritybit.watch.replays.rerun import LARGEST, Rerun, rewritten
+from paritybit.watch.replays.rerun import LARGEST, Rerun
+from paritybit.watch.replays.unwritten import Expected, Quiet, quiet
 from paritybit.watch.settings import NOT_TRIED, Settings
 
 CAREFUL = 64
@@ -92,6 +94,8 @@ class Replaying(Between):
         self.careful = 1
         """The number of forwards that are still scanned before as well."""
         self.captures = Captures(journal)
+        self.expected = Expected()
+        """The tensors that forwards are expected to write."""
         judging = settings.every == 1 and NAMES[1] in tried
         rate = FEWEST if settings.every > 1 else FEW if few else ALL
         self.lines = Lines(package, ALL if judging else rate)
@@ -217,18 +221,14 @@ class Replaying(Between):
             if self.scans(ledger, now) and (now.scanned or not self.sparing(ledger, now))
         }
         strays = {n: slots for n, one in scanned.items() if len(slots := self.stray(one, now))}
-        quiet = {n: slots for n, one in scanned.items() if len(slots := self.quiet(one, now))}
-        if strays or due or quiet:
+        left = self.quiet(now, rerun, bool(due))
+        if strays or due or left:
             rerun.ran(result)
         for name in due:
             if rerun.barred is not None:
                 self.not_tried(name, rerun.barred)
-        if rerun.possible:
-            now.rewritten = True
-            for name, slots in quiet.items():
-                with self.alone():
-                    wrote = rewritten(rerun, self.ledgers[name], slots)
-                now.changed[name][slots[wrote]] = True
+        now.rewritten |= rerun.possible
+        self.judge_quiet(now, rerun, left)
         with self.alone():
             for name, stray in strays.items():
                 ledger = self.ledgers[name]
@@ -250,23 +250,32 @@ class Replaying(Between):
         After the first run, `again` returns whether it may be repeated. Returns the result of the
         first `replay.run()`.
         """
-        due = NAMES[-1] in self.relations.due(replay.kind, 0, NAMES[-1:])
+        due = self.relations.due(replay.kind, 0, NAMES[-1:])
         self.lines.fills.stop()
-        if self.now is None or self.busy or not due:
+        cheap = any(one.snapshot is not None for one in self.ledgers.values())
+        if self.now is None or self.busy or not (due or cheap):
             return replay.run()
-        self._prepare(replay, NAMES[-1:])
+        self._prepare(replay, due)
         result = replay.run()
-        self._ran(replay, result, again)
+        self._ran(replay, result, due, again)
         return result
 
     @guarded
-    def _ran(self, run: Replay, result: object, again: Callable[[], bool]) -> None:
+    def _ran(
+        self, run: Replay, result: object, due: tuple[str, ...], again: Callable[[], bool]
+    ) -> None:
         """Repeat a forward that replayed no graph."""
         now, rerun = self.now, self.rerun
         self.rerun = None
         if now is None or rerun is None or now.unmapped or not again():
             return
+        left = self.quiet(now, rerun, bool(due))
+        if not (due or left):
+            return
         rerun.ran(result)
+        self.judge_quiet(now, rerun, left)
+        if not due:
+            return
         if rerun.barred is not None:
             self.not_tried(NAMES[-1], rerun.barred)
             return
@@ -275,13 +284,45 @@ class Replaying(Between):
             for tried in self.relations.tried_without_graph(rerun, now.number, reads):
                 self.judge_tried(run, now, tried)
 
-    def quiet(self, ledger: Ledger, now: WatchedForward) -> Tensor:
-        """Return the slots that the forward must write and that look unwritten, int64 [n]."""
-        name = ledger.group.name
-        changed, writes = now.changed[name], now.writes[name]
-        if writes is None or bool(changed[now.owned[name]].all()):
-            return ledger.reserved[:0]
-        return writes.slots[writes.must & ~reading.written(writes, ledger, changed)]
+    def quiet(self, now: WatchedForward, rerun: Rerun, compared: bool) -> list[Quiet]:
+        """Return the slots that the forward must write and that look unwritten.
+
+        Tensors are only `compared` one by one if there is time for it, or a snapshot.
+        """
+        found = list[Quiet]()
+        for name, ledger in self.ledgers.items() if "writes" in self.of_stage else ():
+            writes, seen = now.writes[name], now.changed.get(name)
+            if writes is None:
+                continue
+            by_tensor = compared or ledger.snapshot is not None
+            changed = rerun.changes(ledger, writes.slots) if by_tensor else None
+            if changed is not None:
+                needed = self.expected.needed(now.forward, writes, ledger, changed)
+            elif seen is not None:
+                changed = seen[writes.slots].expand(len(ledger.layers), -1)
+                needed = torch.zeros_like(changed)
+            else:
+                continue
+            found.append(quiet(ledger, writes, changed, needed))
+        return [one for one in found if len(one.writes.slots)]
+
+    def judge_quiet(self, now: WatchedForward, rerun: Rerun, quiet: Sequence[Quiet]) -> None:
+        """Repeat the forward to see which slots it writes, and judge those of which parts lack."""
+        if quiet and not rerun.possible:
+            number = sum(len(one.writes.slots) for one in quiet)
+            self.not_tried("unwritten slot", f"{rerun.barred or rerun.gate()}", number)
+            return
+        for one in quiet:
+            with self.alone():
+                wrote, lacking = one.tried(rerun)
+            changed = torch.zeros_like(one.ledger.usable[:-1])
+            changed[one.writes.slots[wrote]] = True
+            self.note_changed(now, one.ledger, changed)
+            if len(slots := lacking.writes.slots):
+                given = slots, lacking.writes.row, lacking.writes.position, now.replayed
+                tensors = lacking.needed[:, 0].nonzero().flatten().tolist()
+                found = Unwritten(now.number, now.forward, one.ledger, *given, tensors)
+                self.judge("writes", found)
 
     def explained(self, ledger: Ledger, stray: Tensor, rerun: Rerun) -> Explained:
         """Find the causes of stray writes by repeating the replay, for as many as can be saved.

@@ -179,6 +179,22 @@ class Rerun:
         self.saved = len(saved.pairs) > len(self.inputs.pairs)
         self.barred = None if self.saved else NO_OUTPUTS
 
+    def changes(self, ledger: Ledger, slots: Tensor) -> Tensor | None:
+        """Return which tensors of a group have other bytes in some slots than before the first run.
+
+        The result is bool [tensors, n], or None if the state before is not known. Owned slots that
+        are not saved count as changed.
+        """
+        before = next((one for one in self.slots if one.ledger is ledger), None)
+        if before is None:
+            return None
+        place = torch.full((ledger.slots,), -1)
+        place[before.slots] = torch.arange(len(before.slots))
+        at = place[slots]
+        changed = torch.ones(len(before.rows), len(slots), dtype=torch.bool)
+        changed[:, at >= 0] = differing(before, SavedSlots.of(ledger, before.slots))[:, at[at >= 0]]
+        return changed
+
     @property
     def possible(self) -> bool:
         """Whether the replay may be repeated now."""
@@ -247,18 +263,26 @@ def tail(static: StaticInput, tensor: Tensor) -> Tensor:
     return tensor.narrow(static.axis, static.live, static.size - static.live)
 
 
+def differing(one: SavedSlots, other: SavedSlots) -> Tensor:
+    """Return in which tensors the same slots have other bytes, bool [tensors, n], on the host."""
+    pairs = zip(one.rows, other.rows, strict=True)
+    parts = [(as_integers(a) != as_integers(b))[:, None].flatten(1).any(1) for a, b in pairs]
+    return torch.stack(parts).cpu()
+
+
 def overwritten(rerun: Rerun, poison: SavedSlots) -> Tensor:
-    """Repeat the replay over poisoned slots. Returns which slots it overwrites, bool [n]."""
-    checksums = poison.ledger.checksums
+    """Repeat the replay over poisoned slots. Returns what it overwrites, bool [tensors, n]."""
     rerun.rewind()
     poison.restore()
-    before = checksums.of(poison.slots)
     rerun.run()
-    return checksums.of(poison.slots) != before
+    return differing(poison, SavedSlots.of(poison.ledger, poison.slots, poison.numbers))
 
 
 def rewritten(rerun: Rerun, ledger: Ledger, slots: Tensor) -> Tensor:
-    """Repeat the replay with other content in some slots. Returns which it writes, bool [n]."""
+    """Repeat the replay with other content in some slots.
+
+    Returns in which tensors it writes them, bool [tensors, n].
+    """
     saved = SavedSlots.of(ledger, slots)
     with rerun.restoring([saved]):
         return overwritten(rerun, saved.inverted())
