@@ -251,6 +251,9 @@ CHOSEN = {
     "cu_seqlens_k": [0, 5, 8],
     "dsa_seqlens_expanded": [4, 5, 1, 2, 3],
     "dsa_cache_seqlens_int32": [3, 3, 1, 2, 3],
+    "cu_seqlens_q": [0, 2, 5],
+    "dsa_cu_seqlens_k": [0, 3, 6, 7, 9, 12],
+    "token_to_batch_idx": [0, 0, 1, 1, 1],
     "first key": [0, 0, 5, 5, 5],
     "last key": [4, 5, 6, 7, 8],
 }

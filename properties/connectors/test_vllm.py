@@ -491,18 +491,38 @@ def wrong_of_indexer(name: str | None, tokens: int = 1, **more: Any) -> list[str
         "cu_seqlen_ks": torch.tensor([0, 5, 5, 5]),
         "cu_seqlen_ke": torch.tensor([5, 6, 7, 8]),
         "blocks of prompts": table[1:].clone(),
+        "cu_seq_lens": torch.tensor([0, 5, 8]),
+        "token_to_seq": torch.tensor([0] * 5 + [1] * 3),
+        "total_seq_lens": torch.tensor([8]),
+        "max_seqlen_k": torch.tensor([5]),
+        "skip_kv_gather": torch.tensor([0]),
+        "token_start": torch.tensor([size - 4]),
     }
     if name is not None:
-        held[name].view(-1)[tokens - 1] += 1
-    parts = {one: held[one] for one in ("cu_seqlen_ks", "cu_seqlen_ke")}
-    parts["block_table"] = held["blocks of prompts"]
-    prompts = Part(token_start=size - 4, token_end=size, **parts)
+        held[name].view(-1)[tokens - 1] += -1 if name == "max_seqlen_k" else 1
+    parts = {one: held[one] for one in ("cu_seqlen_ks", "cu_seqlen_ke", "cu_seq_lens")}
+    parts |= {"block_table": held["blocks of prompts"], "token_to_seq": held["token_to_seq"]}
+    sizes = ("total_seq_lens", "max_seqlen_k", "token_start")
+    numbers = {one: int(held[one]) for one in sizes}
+    reused = bool(held["skip_kv_gather"])
+    prompts = Part(token_end=size, skip_kv_gather=reused, **parts, **numbers)
+    first = Part(
+        token_start=size - 5,
+        token_end=size - 4,
+        cu_seqlen_ks=torch.tensor([0]),
+        cu_seqlen_ke=torch.tensor([4]),
+        block_table=table[1:2],
+        cu_seq_lens=torch.tensor([0, 5]),
+        token_to_seq=torch.tensor([0] * 5),
+        total_seq_lens=5,
+        max_seqlen_k=9,
+    )
     metadata = SparseIndexerMetadata(
         slot_mapping=held["slot_mapping"],
         num_decodes=1,
         num_decode_tokens=tokens,
         decode=Part(seq_lens=held["seq_lens"], block_table=held["block_table"]),
-        prefill=Part(chunks=[prompts]),
+        prefill=Part(chunks=[first, prompts]),
     )
     batch = VllmBatch(slots, slots, (Part(block_table=table),), (3, size), (3, size), **more)
     given = of_indexer(batch, {"keys": metadata}, Forward("mixed", tuple(rows)))
@@ -510,10 +530,18 @@ def wrong_of_indexer(name: str | None, tokens: int = 1, **more: Any) -> list[str
 
 
 def test_an_indexer_gets_the_keys_of_each_query() -> None:
-    """The chunk of its prompts begins with the second token of the first prompt."""
+    """The second chunk of its prompts begins with the second token of the first prompt.
+
+    The bound of the longest prompt may be larger than it. Keys of other prompts are gathered anew.
+    """
     assert wrong_of_indexer(None) == []
     for name in ("slot_mapping", "seq_lens", "cu_seqlen_ks", "cu_seqlen_ke", "block_table"):
         assert wrong_of_indexer(name) == [f"{name} of the indexer"]
+    for name in ("cu_seq_lens", "token_to_seq"):
+        assert wrong_of_indexer(name) == [f"{name} of the indexer"]
+    for name in ("total_seq_lens", "max_seqlen_k", "skip_kv_gather"):
+        assert wrong_of_indexer(name) == ["sizes of the indexer's keys"]
+    assert "chunks of the indexer" in wrong_of_indexer("token_start")
     assert wrong_of_indexer("blocks of prompts") == ["block_table of the indexer"]
     assert wrong_of_indexer(None, tokens=3) == []
     assert wrong_of_indexer("seq_lens", tokens=3) == ["seq_lens of the indexer"]

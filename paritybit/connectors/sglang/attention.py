@@ -309,9 +309,9 @@ def sparse_metadata(
     """Return the metadata of DeepseekSparseAttnBackend, and the expected values, by name.
 
     Each query has a length. Those of prompts also have the first and the last key of theirs among
-    the keys of all requests.
+    the keys of all requests, and the number of their request.
     """
-    meta = backend.forward_metadata
+    meta, prefills = backend.forward_metadata, mode in PREFILLS
     bounds = offsets(cached + computed for cached, computed in spans)
     lengths = [at + 1 for cached, n in spans for at in range(cached, cached + n)]
     right = {
@@ -321,9 +321,16 @@ def sparse_metadata(
         "dsa_cache_seqlens_int32": [min(n, int(backend.dsa_index_topk)) for n in lengths],
     }
     held = dict(vars(meta))
-    if mode in PREFILLS and (ranges := maybe(meta, "indexer_k_start_end")) is not None:
+    if prefills:
+        computed = [n for _, n in spans]
+        right |= {
+            "cu_seqlens_q": offsets(computed),
+            "dsa_cu_seqlens_k": offsets(right["dsa_cache_seqlens_int32"]),
+            "token_to_batch_idx": [at for at, n in enumerate(computed) for _ in range(n)],
+        }
+    if prefills and (ranges := maybe(meta, "indexer_k_start_end")) is not None:
         firsts = [first for first, (_, n) in zip(bounds, spans, strict=False) for _ in range(n)]
         held |= {"first key": ranges[0], "last key": ranges[1]}
         ends = [first + length for first, length in zip(firsts, lengths, strict=True)]
         right |= {"first key": firsts, "last key": ends}
-    return (held, right) if mode == "decode" or mode in PREFILLS else ({}, {})
+    return (held, right) if mode == "decode" or prefills else ({}, {})

@@ -13,7 +13,7 @@ from paritybit.connectors.sharing import WHOLE, Part, Share, dealt, in_chunks, o
 from paritybit.connectors.vllm.pools import GROUP, View, VllmPool
 from paritybit.connectors.vllm.requests import padded
 from paritybit.watch.bits import on_host
-from paritybit.watch.facts import Base, Forward, IndexList, StaticInput, first_seen
+from paritybit.watch.facts import Base, Forward, IndexList, Row, StaticInput, first_seen
 from paritybit.watch.reading import positions_of, repeated
 
 NEEDED = ("block_table", "seq_lens", "query_start_loc", "slot_mapping")
@@ -435,17 +435,45 @@ def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[St
         yield expected("seq_lens of the indexer", lengths, seen)
         blocks = held.decode.block_table[: len(seen)]
         yield expected("block_table of the indexer", blocks, table[of_row])
-    for chunk in maybe(held, "prefill.chunks") or ():
-        at, firsts, ends, parts = 0, list[int](), list[int](), list[int]()
+    yield from chunks_of_indexer(maybe(held, "prefill.chunks") or (), rows, table, len(decodes))
+
+
+def chunks_of_indexer(
+    chunks: Sequence[Any], rows: Sequence[Row], table: Tensor, first: int
+) -> Iterator[StaticInput]:
+    """Yield what an indexer gets for the chunks of prompts, which are the rows from `first` on.
+
+    The keys of the requests of a chunk are gathered, one request after the other. A chunk without
+    a gather uses those of the chunk before.
+    """
+    starts, gathered = offsets(row.computed for row in rows), list[int]()
+    ends = [starts[first], *(chunk.token_end for chunk in chunks)]
+    begins = torch.tensor([*(chunk.token_start for chunk in chunks), ends[-1]])
+    yield expected("chunks of the indexer", begins, [*ends[:-1], starts[-1]])
+    for chunk in chunks:
+        at, firsts, lasts, parts = 0, list[int](), list[int](), list[int]()
         begin, end = chunk.token_start, chunk.token_end
-        for number, start in enumerate(offsets(row.computed for row in rows)[:-1]):
-            row = rows[number]
+        for number, (row, start) in enumerate(zip(rows, starts, strict=False)):
             if start < end and begin < start + row.computed:
                 asked = range(max(begin, start), min(end, start + row.computed))
                 firsts += [at] * len(asked)
-                ends += [at + row.cached + token - start + 1 for token in asked]
+                lasts += [at + row.cached + token - start + 1 for token in asked]
                 parts.append(number)
                 at += row.cached + row.computed
-        yield expected("cu_seqlen_ks of the indexer", chunk.cu_seqlen_ks, firsts)
-        yield expected("cu_seqlen_ke of the indexer", chunk.cu_seqlen_ke, ends)
-        yield expected("block_table of the indexer", chunk.block_table, table[parts])
+        lengths = [rows[number].cached + rows[number].computed for number in parts]
+        longest, reused = max(lengths, default=0), int(maybe(chunk, "skip_kv_gather") is True)
+        right = {
+            "cu_seqlen_ks": firsts,
+            "cu_seqlen_ke": lasts,
+            "block_table": table[parts],
+            "cu_seq_lens": offsets(lengths),
+            "token_to_seq": repeated(range(len(parts)), lengths),
+        }
+        for name, values in right.items():
+            if (given := maybe(chunk, name)) is not None:
+                yield expected(f"{name} of the indexer", given, values)
+        bound = min(chunk.max_seqlen_k, longest) if hasattr(chunk, "max_seqlen_k") else longest
+        held = torch.tensor([int(chunk.total_seq_lens), bound, reused])
+        values = [at, longest, reused and int(parts == gathered)]
+        yield expected("sizes of the indexer's keys", held, values)
+        gathered = parts
