@@ -326,7 +326,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("streams")
-@pytest.mark.parametrize("waits", ["", "the stream", "the host", "for an earlier one"])
+@pytest.mark.parametrize("waits", ["", "the stream", "the host", "the scheduler", "an earlier one"])
 @pytest.mark.parametrize("way", ["to the host", "from the host"])
 def test_a_copy_waits_for_the_forward_that_uses_its_slots(
     way: str, waits: str, copies: Copies
@@ -334,8 +334,10 @@ def test_a_copy_waits_for_the_forward_that_uses_its_slots(
     stream, engine = LateStream(), copies.engine
     copies.written()
     engine.copies_kv = True
-    if waits == "for an earlier one":
+    if waits == "an earlier one":
         stream.wait_stream(DEFAULT)
+    elif waits == "the scheduler":
+        engine.scheduling = DEFAULT
     row = Row("a", [*TOKENS, 9], len(TOKENS), 1, {"full": torch.tensor([*SLOTS, 20])})
     copies.scene.watcher.begin(Forward("decode", (row,)))
     copies.scene.write([20], "full")

@@ -33,7 +33,7 @@ from paritybit.connectors.sampling import (
 )
 from paritybit.connectors.sglang import attention, drafts, graphs, rows, sampling
 from paritybit.connectors.sglang.attending import Attended
-from paritybit.connectors.sglang.host import at_rest
+from paritybit.connectors.sglang.host import at_rest, stream
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.connectors.sglang.ranks import rank_of
@@ -149,6 +149,7 @@ class SglangEngine(Attended):
         """Watch the forwards of one batch of the scheduler."""
         if self.watcher is None:
             self.watcher = self.start(scheduler, batch.reqs)
+        self.scheduling = stream()
         self.names_next = hasattr(batch, "chunked_req_next_prompt_token")
         self.requests, self.drafting = batch.reqs, type(maybe(batch, "spec_info"))
         self.lengths = maybe(batch, "prefix_lens"), maybe(batch, "extend_lens")

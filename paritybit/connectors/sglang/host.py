@@ -98,6 +98,8 @@ class Hosts(Following):
         """How many locks of nodes on the host are held."""
         self.copies_kv = False
         """Whether KV is copied to the host, or to another engine."""
+        self.scheduling: Any = None
+        """The stream of the scheduler, if streams have marks."""
         self.launched = dict[str, Any]()
         """The mark after each forward for which the host has not waited, if streams have marks."""
         self.marks: dict[str, dict[tuple[int, int], Any]] = {}
@@ -133,8 +135,11 @@ class Hosts(Following):
     # What waits for what.
 
     def until(self, now: Any) -> str:
-        """Return the name of a forward for which copies may not wait, or "" if they all do."""
-        if not self.copies_kv or (mark := marked()) is None:
+        """Return the name of a forward for which copies may not wait, or "" if they all do.
+
+        In the scheduler's own stream, a forward is over when the scheduler reads its tokens.
+        """
+        if not self.copies_kv or stream() is self.scheduling or (mark := marked()) is None:
             return ""
         name = f"forward {self.forwards}"
         self.followed_by({})
