@@ -266,18 +266,28 @@ class Watcher(Replaying):
             self.journal.count(**self.budget.counts())
 
     @guarded
-    def offered(self, group: str, request: str, tokens: Sequence[int], slots: Tensor) -> None:
+    def offered(
+        self, group: str, request: str, tokens: Sequence[int], slots: Tensor, space: str = ""
+    ) -> None:
         """Judge slots that the engine now offers to requests with the same first tokens.
 
         `slots`, int64 [n], are those of the last n of the request's first `tokens`. It is called
-        between forwards, as the request may be aborted before another one reads them.
+        between forwards, as the request may be aborted before another one reads them. `space` is
+        that of its rows.
         """
         self.settle()
         known = self.chains.chains.get(request)
         more = known.tokens[len(tokens) :] if known is not None else []  # Those under way.
         held = torch.cat([torch.full((len(tokens) - len(slots),), -1), slots])
         row = Row(
-            *(request, [*tokens, *more, None], len(tokens), max(1, len(more)), {group: held}),
+            *(
+                request,
+                [*tokens, *more, None],
+                len(tokens),
+                max(1, len(more)),
+                {group: held},
+                space,
+            ),
             window=len(slots) + 1,
         )
         forward, ledger = Forward("prefix cache", (row,)), self.ledgers[group]

@@ -1,5 +1,6 @@
 """The rows of sglang's draft models, the lists of their steps, and recurrent states."""
 
+from collections import UserList
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -592,6 +593,46 @@ def test_the_states_that_are_free_and_cached_are_reported_while_nothing_runs() -
     assert [one.tolist() for one in told[NAME]] == [[1, 2], [3]]
     assert told["locks"] == {NAME: 1}
     assert told["counted"] == (NAME, cached, 5)
+
+
+@pytest.mark.parametrize(
+    ("bigram", "images", "found"),
+    [
+        (False, None, [("full", [1, 2, 3], [8, 9]), (NAME, [1, 2, 3], [5])]),
+        (True, None, []),  # Each entry of the key is a pair of tokens.
+        (False, "an image", []),
+    ],
+)
+def test_what_a_request_adds_to_the_prefix_cache_is_judged_by_its_tokens(
+    bigram: bool, images: str | None, found: list[Any]
+) -> None:
+    """Slots that the cache already had are left out, and so is what is added without a request."""
+    told: list[Any] = []
+    allocations = Allocations("0", None, None)
+    allocations.watcher = SimpleNamespace(  # type: ignore[assignment]
+        settings=SimpleNamespace(every=1),
+        offered=lambda group, _, tokens, slots, space: told.append((group, tokens, slots.tolist())),
+    )
+    allocations.pool = described(pool := parts.SubPool(16, 1), None)
+    allocations.states = SglangStates(table())
+    request = parts.Part(rid="a", multimodal_inputs=images)
+    key = UserList([1, 2, 3])
+    vars(key).update(token_ids=[1, 2, 3], is_bigram=bigram)
+    given = parts.Part(
+        key=key,
+        value=torch.tensor([7, 8, 9], dtype=torch.int32),
+        mamba_value=torch.tensor([5]),
+        prev_prefix_len=1,
+    )
+
+    def cache(*_: object) -> None:
+        hooked(allocations.inserts, lambda *_: None, parts.Part(), given)
+
+    cache()
+    assert told == []
+    hooked(allocations.caches, cache, parts.Part(), request)
+    assert told == found
+    del pool
 
 
 @pytest.mark.parametrize("mode", ["extend", "mixed"])

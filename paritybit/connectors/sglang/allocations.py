@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import pages, tensors
+from paritybit.connectors.following import attributes, pages, tensors
 from paritybit.connectors.hooking import Call, NotRecognisedError, callers, maybe
 from paritybit.connectors.sglang.pools import SglangPool
+from paritybit.connectors.sglang.rows import space
 from paritybit.connectors.sglang.states import NAME, SglangStates
 from paritybit.connectors.sglang.transfers import Transfers
 from paritybit.watch.facts import At
@@ -36,6 +37,8 @@ class Allocations(Transfers):
         self.states: SglangStates | None = None
         self.collected: list[tuple[str, Tensor, Stack]] = []
         """The group, slots and lines of each call that allocators collect for a later free."""
+        self.caching: Any = None
+        """The request from which the prefix cache gets KV now."""
         self.saved: ByObject[tuple[int, int]] = ByObject()
         """The first and last place of each copy of a request's KV, by its first tensor."""
 
@@ -181,6 +184,40 @@ class Allocations(Transfers):
             self.note(pool, "moved", At(torch.arange(*span), SAVED), At(indices))
         else:
             self.note(pool, "forget", indices)
+
+    # The prefix cache.
+
+    def caches(self, original: Call, cache: Any, request: Any) -> None:
+        """Note from which request the prefix cache gets KV."""
+        with attributes((self, "caching", request)):
+            original()
+
+    def inserts(self, cache: Any, given: Any) -> None:
+        """Judge the KV, and the state, that a request adds to the prefix cache for its tokens.
+
+        Other requests may read them only much later, or never.
+        """
+        watcher, request, pool = self.watcher, self.caching, self.pool
+        if watcher is None or request is None or pool is None or watcher.settings.every > 1:
+            return
+        with self.recognising("prefix_cache"):
+            key, state, name = given.key, maybe(given, "mamba_value"), pool.group_of(sliding=False)
+            if maybe(key, "is_bigram") or maybe(request, "multimodal_inputs") is not None:
+                return
+            tokens, known = [*key.token_ids][: len(key)], (request.rid, space(request))
+            if name is not None and given.value is not None and pool.share.ranks == 1:
+                new = pool.slots(given.value)[name][int(given.prev_prefix_len) :]
+                self.offered(name, tokens, new, *known)
+            if state is not None and self.states is not None:
+                self.offered(NAME, tokens, state[-1:], *known)
+
+    def offered(
+        self, group: str, tokens: list[int], slots: Tensor, request: str, kept: str
+    ) -> None:
+        """Judge the slots of the last of some tokens of a request that others may get."""
+        if self.watcher is not None and slots.numel():
+            slots = slots.to("cpu", torch.int64)
+            self.watcher.offered(group, request, tokens, slots, kept)
 
     # Idle moments.
 

@@ -48,6 +48,13 @@ CONTROLLERS = (
     f"{CACHE}.hybrid_cache.hybrid_cache_controller.HybridCacheController",
 )
 
+TREES = (
+    "radix_cache.RadixCache",
+    "unified_radix_cache.UnifiedRadixCache",
+    "mamba_radix_cache.MambaRadixCache",
+    "swa_radix_cache.SWARadixCache",
+)
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "model_runner": (f"{EXECUTOR}.model_runner.ModelRunner.__init__",),
     "loop": (f"{MANAGERS}.scheduler.Scheduler.run_event_loop",),
@@ -136,6 +143,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "stored": tuple(f"{path}._page_backup" for path in CONTROLLERS),
     "file_read": (f"{CACHE}.hicache_storage.HiCacheFile.get",),
     "file_written": (f"{CACHE}.hicache_storage.HiCacheFile.set",),
+    "caches": tuple(
+        f"{CACHE}.{path}.{name}"
+        for path in TREES
+        for name in ("checkpoint", "cache_finished_req", "cache_unfinished_req")
+    ),
+    "inserts": tuple(f"{CACHE}.{path}.insert" for path in TREES),
     "save": tuple(f"{CACHE}.memory_pool.{pool}.get_cpu_copy" for pool in POOLS),
     "load": tuple(f"{CACHE}.memory_pool.{pool}.load_cpu_copy" for pool in POOLS),
 }
