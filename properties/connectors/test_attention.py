@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.attention import ON_A_GPU, RETURNED, STORED, Attending, Layers, attend
-from paritybit.connectors.sglang.attending import expanded, held_by, stored_of
+from paritybit.connectors.sglang.attending import expanded, held_by, in_chains, stored_of
 from paritybit.connectors.sglang.engine import SglangEngine
 from paritybit.connectors.sglang.pools import SglangPool
+from paritybit.connectors.sglang.rows import Rows
 from paritybit.connectors.vllm.attention import Attended as VllmAttended
 from paritybit.connectors.vllm.attention import by_head
 from paritybit.watch.checks.wrong_row import judge
@@ -229,3 +230,16 @@ def test_sglang_expands_latents_for_prompts() -> None:
     keys, values = (part for part, _ in held(torch.tensor([1])))
     assert keys.tolist() == [[[1.0, 9.0], [3.0, 9.0]]]
     assert values.tolist() == [[[2.0], [2.0]]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_rows", "found"),
+    [((3, 3), [0, 1], True), ((2, 3), [0, 1], False), ((3, 3), [0, 0], False)],
+)
+def test_drafts_are_judged_if_they_follow_one_another(
+    rows: tuple[int, int], batch_rows: list[int], found: bool
+) -> None:
+    """A branch of a tree has fewer tokens than there are drafts, or its request has others."""
+    held = [Row("a", [1] * 9, 2, computed, {}) for computed in rows]
+    batch = SimpleNamespace(spec_info=SimpleNamespace(draft_token_num=3))
+    assert in_chains(SimpleNamespace(rows=Rows(held, batch_rows), batch=batch)) is found

@@ -1,5 +1,6 @@
 """The hidden states that sglang's draft models get are those of their own tokens."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sampling import UNSEEN
 from paritybit.connectors.sglang.drafts import (
     BEGUN,
@@ -16,9 +18,10 @@ from paritybit.connectors.sglang.drafts import (
     DraftStates,
     sampled,
 )
+from paritybit.connectors.sglang.graphs import eager
 from paritybit.connectors.sglang.rows import Rows
 from paritybit.watch.checks import wrong_row
-from paritybit.watch.facts import Row, RowValues
+from paritybit.watch.facts import Forward, Row, RowValues
 from properties.connectors.parts import Part
 
 DRAFTED = 4
@@ -149,3 +152,33 @@ def test_a_draft_model_gets_the_tokens_that_were_just_sampled() -> None:
     assert wrong(sampled(after, rows_of(DRAFTED, DRAFTED), made)) == []
     made["b"][7] = [(24, {})]
     assert wrong(sampled(after, rows_of(DRAFTED, DRAFTED), made)) == [f"{SAMPLED} b"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ready", "found"),
+    [
+        ("target_verify", {"forward_metadata_ready": True}, [(None, False)]),
+        ("decode", {"forward_metadata_ready": True}, [(None, True)]),
+        ("target_verify", {}, []),  # What it needs was prepared for the graph alone.
+        ("extend", {"forward_metadata_ready": True}, []),
+    ],
+)
+def test_drafts_are_verified_without_their_graph_too(
+    kind: str, ready: dict[str, bool], found: list[Any]
+) -> None:
+    """Their metadata are then prepared again."""
+    runner = Part(attn_backend=Part(), token_to_kv_pool=None, decode_cuda_graph_runner="graphs")
+    batch, seen = Part(**ready), list[Any]()
+
+    def call() -> Any:
+        seen.append((runner.decode_cuda_graph_runner, maybe(batch, "forward_metadata_ready")))
+        return Part(logits_output={"next_token_logits": torch.ones(2)})
+
+    forward = Forward(kind, ())
+    now = Part(model=Part(runner=runner), forward=forward, call=call, batch=batch)
+    watching = Part(hidden=contextlib.nullcontext, requests=[], eager=None)
+    if (run := eager(watching, now)) is not None:
+        assert [*run()] == ["next_token_logits"]
+    assert seen == found
+    assert runner.decode_cuda_graph_runner == "graphs"
+    assert maybe(batch, "forward_metadata_ready") == (True if ready else None)

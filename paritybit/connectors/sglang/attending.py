@@ -1,8 +1,9 @@
 """What the attention layers of an engine get, store and return, for the rows of a forward.
 
-Triton's prefills attend to the keys and values that they get, and to those stored before.
-FlashAttention attends to those stored. Layers of compressed KV attend to latents, as keys whose
-first part is the value, or prefills to what latents expand to.
+Triton's prefills attend to the keys and values that they get, and to those stored before. So do
+drafts that are verified, which are judged unless they form a tree. FlashAttention attends to those
+stored. Layers of compressed KV attend to latents, as keys whose first part is the value, or
+prefills to what latents expand to.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.attention import Attending, Layers
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe, place_of
-from paritybit.connectors.sglang.attention import FLASH, TRITON, chunks_of
+from paritybit.connectors.sglang.attention import FLASH, TRITON, VERIFY, chunks_of
 from paritybit.connectors.sglang.models import Models
 from paritybit.connectors.sglang.pools import PREFILLS, SglangPool
 from paritybit.connectors.sglang.rows import mode_of
@@ -52,14 +53,16 @@ class Attended(Models):
         """Judge what a layer stores and returns, if it is its turn."""
         now, call, mode = self.now or self.eager, None, mode_of(forward_batch)
         judges = now is not None and now.forward.rows and not now.model.drafts
-        decodes = mode == "decode"
+        kind, decodes = type(backend).__name__, mode == "decode"
+        verifies = judges and mode == VERIFY and kind == TRITON and in_chains(now)
+        judges = judges and (decodes or mode in PREFILLS or verifies)
         name = f"layer {maybe(layer, 'layer_id')}"
-        if judges and (decodes or mode in PREFILLS) and self.layers.due(name, self.forwards):
+        if judges and self.layers.due(name, self.forwards):
             with self.recognising("attention"):
                 unknown = {key for key, one in others.items() if one is not None} - {"sinks"}
                 rules = {key: getattr(layer, key, one) for key, one in PLAIN.items()}
                 causal = maybe(layer, "attn_type.value") in (None, "decoder")
-                kind, chunks = type(backend).__name__, chunks_of(backend)
+                chunks = chunks_of(backend)
                 known = kind == TRITON or (kind == FLASH and "cp" not in self.rank())
                 cut = getattr(layer, CHUNKED, False)
                 if unknown or not causal or rules != PLAIN or not known or (cut and not chunks):
@@ -94,6 +97,13 @@ class Attended(Models):
             if call is not None:
                 whole = not maybe(forward_batch, "mha_return_lse")
                 self.layers.values += call.judged(made if whole else made[0], whole)
+
+
+def in_chains(now: Any) -> bool:
+    """Return whether the drafts of each request that a forward verifies follow one another."""
+    rows, count = now.rows, maybe(now.batch, "spec_info.draft_token_num")
+    alone = rows.batch_rows == [*range(len(rows.rows))]
+    return alone and all(row.computed == count for row in rows.rows)
 
 
 def stored_of(pool: SglangPool, layer: Any) -> tuple[str, Window | None, list[Tensor]]:

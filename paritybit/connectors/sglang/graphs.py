@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import attributes, expected, implied_by, padding, tensors
 from paritybit.connectors.hooking import maybe
-from paritybit.connectors.sglang.attention import attending
+from paritybit.connectors.sglang.attention import VERIFY, attending
 from paritybit.connectors.sglang.pools import PREFILLS
 from paritybit.watch.facts import Forward, StaticInput
 
@@ -75,6 +75,10 @@ def graphs_of(runner: Any) -> Mapping[Any, Any]:
     return found
 
 
+READY = "forward_metadata_ready"
+"""The field of a batch that says that the metadata of attention were prepared."""
+
+
 def outputs_of(
     runner: Any, key: Any, live: int, bucket: int
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -92,15 +96,20 @@ def outputs_of(
 
 def eager(watching: Any, now: Any) -> Callable[[], dict[str, Tensor]] | None:
     """Return a function that runs a batch without its graph, or None if there is none."""
-    runner = now.model.runner
-    if now.forward.kind != "decode" or now.call is None:
+    runner, kinds = now.model.runner, {"decode"}
+    if hasattr(now.batch, READY):  # Else, what drafts need can only be prepared for the graph.
+        kinds.add(VERIFY)
+    if now.forward.kind not in kinds or now.call is None:
         return None
     if maybe(runner, "lora_manager") is not None:
         return None  # Adapters are prepared for the graph.
 
     def run() -> dict[str, Tensor]:
         names = "graph_runner", "decode_cuda_graph_runner"
-        without = attributes(*((runner, name, None) for name in names))
+        changes: list[tuple[Any, str, Any]] = [(runner, name, None) for name in names]
+        if now.forward.kind == VERIFY:
+            changes.append((now.batch, READY, False))
+        without = attributes(*changes)
         again = attributes((watching, "eager", now))
         with as_after_the_first(watching, runner), without, again:
             return dict(tensors(now.call().logits_output))
