@@ -21,7 +21,8 @@ class Job:
 
     - `waves`: the waves of a script. With None, requests are generated.
     - `until`: the time after which the engine only becomes idle.
-    - `least`: play AT_LEAST waves, and so many forwards, and until the time `after`.
+    - `most`: it does so this many seconds after it has started, too.
+    - `least`: play AT_LEAST waves, and so many forwards, for the seconds `after` at least.
     - `compare`: first compare some requests with themselves alone, if the settings allow it.
     - `shrink`: the key of a finding whose waves are shrunk for `seconds`, to the file `best`.
     """
@@ -29,6 +30,7 @@ class Job:
     settings: dict[str, Setting]
     waves: tuple[Wave, ...] | None = None
     until: float | None = None
+    most: float | None = None
     least: int | None = None
     after: float = 0.0
     compare: bool = False

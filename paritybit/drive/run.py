@@ -38,22 +38,26 @@ def run(engine: Engine, served: Common, job: Job) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *arguments: signals.append(arguments[0]))
 
+    started = math.inf
+
     def stop() -> bool:
         late = job.until is not None and time.time() >= job.until
-        return bool(signals) or late
+        over = job.most is not None and time.time() >= started + job.most
+        return bool(signals) or late or over
 
     def direct(ready: Engine) -> None:
+        nonlocal started
+        started = time.time()
         if job.shrink is not None:
             codes.append(0 if shrink(ready, served, job) else 1)
             return
-        begun = time.monotonic()
         if job.waves is None:
             journal.count(**{comparisons(served.model): 0})
         if job.compare and not served.alone:
             compare(ready, served, stop)
         journal.count(**{f"{COUNT}{one}": 0 for one in served.ACTIONS if served.actions})
-        serve(ready, served, waves_of(job, served, engine), stop)
-        sys.stderr.write(f"{engine.forwards} forwards in {time.monotonic() - begun:.1f} s\n")
+        serve(ready, served, waves_of(job, served, engine, started), stop)
+        sys.stderr.write(f"{engine.forwards} forwards in {time.time() - started:.1f} s\n")
 
     try:
         engine.start(direct)
@@ -76,14 +80,17 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def waves_of(job: Job, served: Common, engine: Engine) -> Iterator[Wave]:
-    """Return the waves of a job."""
+def waves_of(job: Job, served: Common, engine: Engine, started: float) -> Iterator[Wave]:
+    """Return the waves of a job, for an engine that started at a time."""
     if job.waves is not None:
         return iter(job.waves)
     if (forwards := job.least) is None:
         return served.traffic()
     journal.count(**{WHOLE: 0})
-    return least(served.traffic(), lambda: engine.forwards >= forwards and time.time() >= job.after)
+    return least(
+        served.traffic(),
+        lambda: engine.forwards >= forwards and time.time() >= started + job.after,
+    )
 
 
 def least(waves: Iterator[Wave], enough: Callable[[], bool]) -> Iterator[Wave]:

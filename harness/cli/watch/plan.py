@@ -3,7 +3,8 @@
 A run has a budget of wall time, which includes the starts of the engine. The configurations of the
 covering array are served, `workers` at a time, until it is spent. Each ends when its share of the
 time is over and its floor is reached: LEAST forwards and AT_LEAST waves. Configurations that are
-named on the command line have no floor.
+named on the command line have no floor. The time of a configuration begins when its engine has
+started: the first start imports the engine, and may take longer than a share.
 """
 
 import threading
@@ -38,20 +39,21 @@ OVER = "the time was over"
 
 @dataclass(frozen=True)
 class ConfigTurn:
-    """A configuration that is to be served until a time.
+    """A configuration that is to be served for some seconds after its start, until a time.
 
-    With `after`, it ends as soon as its floor is reached after that time.
+    With `after`, it ends as soon as its floor is reached after so many seconds.
     """
 
     config: Config
     until: float
+    seconds: float
     after: float | None = None
 
     def job(self, settings: dict[str, Setting]) -> Job:
         """Return the job of an engine with some settings."""
         if self.after is None:
-            return Job(settings, until=self.until)
-        return Job(settings, until=self.until, least=LEAST, after=self.after)
+            return Job(settings, until=self.until, most=self.seconds)
+        return Job(settings, until=self.until, most=self.seconds, least=LEAST, after=self.after)
 
 
 @dataclass
@@ -85,9 +87,9 @@ class Plan:
                 return None
             share = min(1.0, self.workers / len(self.left)) * max(0.0, self.ends - now)
             if self.named:
-                return ConfigTurn(self.left.pop(0), now + share)
-            until = max(now + share, min(self.ends, now + MOST * self.seconds))
-            return ConfigTurn(self.left.pop(0), until, now + share)
+                return ConfigTurn(self.left.pop(0), self.ends, share)
+            most = max(share, MOST * self.seconds)
+            return ConfigTurn(self.left.pop(0), self.ends, most, share)
 
 
 def workers_of(device: str, ranks: int = 1) -> int:

@@ -59,7 +59,7 @@ COMMAND = "command"
 """The name of the only configuration of a user's command."""
 
 ALLOWANCE = 120.0
-"""Additional seconds for a configuration to become idle, or to start if it started late."""
+"""Additional seconds for a configuration to start, and also to become idle."""
 
 RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .*$", re.MULTILINE)
 """The last line of a Python traceback."""
@@ -380,7 +380,8 @@ class ConfigServer:
         self.compared |= {served.model} if first else set()
         job = replace(turn.job(served.scope()), compare=first)
         words, variables = command(self.adapter, self.engine, job, run.imports)
-        limits.seconds = max(0.0, turn.until - time.time()) + ALLOWANCE
+        left = max(0.0, turn.until - time.time())
+        limits.seconds = min(turn.seconds + ALLOWANCE, left) + ALLOWANCE
         outcome = run.watch(turn.config, words, variables, limits, importers)
         if first and not outcome.tally.count(comparisons(served.model)):
             self.compared.discard(served.model)

@@ -38,8 +38,10 @@ def served(plan: Plan, clock: Clock, *, starts: float, floor: float) -> float:
             return ended
         plan.start = starts
         reached = clock.now + starts + floor
-        end = turn.until if turn.after is None else min(max(reached, turn.after), turn.until)
-        end = max(clock.now + starts, end)
+        begun = clock.now + starts
+        spent = begun + (turn.seconds if turn.after is None else turn.after)
+        end = min(max(reached, spent), begun + turn.seconds, turn.until)
+        end = max(begun, end)
         free[free.index(clock.now)] = end
         ended = max(ended, end)
 
@@ -55,7 +57,7 @@ def test_a_run_takes_its_seconds_whatever_a_row_takes(
     took = served(plan, clock, starts=starts, floor=floor) - 1000.0
     assert 300 - max(LAST + 18, STARTS * starts) <= took <= 345
     started = len(ROWS) - len(plan.left)
-    row = max(starts + min(floor, MOST * 300), workers * 300 / len(ROWS))
+    row = starts + max(min(floor, MOST * 300), workers * 300 / len(ROWS))
     assert started >= int(workers * (300 - max(LAST, STARTS * starts)) / row)
 
 
@@ -64,8 +66,8 @@ def test_rows_of_the_array_end_at_a_floor_and_none_takes_all_of_the_time() -> No
     plan = Plan(ROWS, 300.0, clock=clock)
     turn = plan.next()
     assert turn is not None
-    assert (turn.config, turn.until, turn.after) == (ROWS[0], 1030.0, 1007.5)
-    assert turn.job({}) == Job({}, until=1030.0, least=LEAST, after=1007.5)
+    assert (turn.config, turn.until, turn.seconds, turn.after) == (ROWS[0], 1300.0, 30.0, 7.5)
+    assert turn.job({}) == Job({}, until=1300.0, most=30.0, least=LEAST, after=7.5)
     clock.now = 1280.0
     assert (turn := plan.next()) is not None and turn.until == 1300.0
     clock.now = 1300.0 - LAST + 1
@@ -77,13 +79,14 @@ def test_named_rows_share_the_time_and_have_no_floor() -> None:
     clock = Clock()
     plan = Plan(ROWS[:3], 90.0, clock=clock, named=True)
     first = plan.next()
-    assert first is not None and (first.until, first.after) == (1030.0, None)
+    assert first is not None and (first.until, first.seconds) == (1090.0, 30.0)
+    assert (first.after, first.job({})) == (None, Job({}, until=1090.0, most=30.0))
     clock.now = 1040.0  # It ended late.
     second = plan.next()
-    assert second is not None and second.until == 1065.0
+    assert second is not None and second.seconds == 25.0
     both = Plan(ROWS[:2], 60.0, 2, clock=clock, named=True)
-    ends = [turn.until for turn in (both.next(), both.next()) if turn is not None]
-    assert ends == [1100.0, 1100.0]
+    turns = [turn.seconds for turn in (both.next(), both.next()) if turn is not None]
+    assert turns == [60.0, 60.0]
 
 
 def test_rows_are_named_by_their_values_or_numbered() -> None:
