@@ -45,6 +45,12 @@ RETURNED = "hidden states recorded"
 MADE = "token recorded"
 """A token of a request, which was sampled for it."""
 
+CHOSEN, LIKELY = "token sampled", "log-likelihood recorded"
+"""A token that the logits and the parameters of its row allow, and its log-likelihood there."""
+
+PROBABLE = 1e-3
+"""The largest difference of probabilities by rounding."""
+
 MOST_MADE = 4096
 """The most requests whose sampled tokens are awaited."""
 
@@ -305,6 +311,15 @@ def embedded(
     yield from untried(EMBEDDINGS, unknown, OTHERS)
 
 
+@dataclass(frozen=True)
+class Made:
+    """A token that was sampled: in a batch of requests with their tokens, and how likely it was."""
+
+    token: int
+    batch: Mapping[str, Sequence[int]]
+    likely: float | None = None
+
+
 class Recording:
     """The tokens that were sampled for requests, by position, until the engine records them.
 
@@ -312,22 +327,28 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self.made: dict[str, dict[int, list[tuple[int, Mapping[str, Sequence[int]]]]]] = {}
+        self.made: dict[str, dict[int, list[Made]]] = {}
 
     def sampled(
-        self, names: Sequence[str], firsts: Sequence[int | None], tokens: Sequence[Sequence[int]]
+        self,
+        names: Sequence[str],
+        firsts: Sequence[int | None],
+        tokens: Sequence[Sequence[int]],
+        likely: Sequence[Sequence[float | None]] | None = None,
     ) -> None:
         """Note the tokens that a forward's sampler returns for each row, from a position on.
 
-        The position is None where the engine does not use the tokens.
+        The position is None where the engine does not use the tokens. `likely` has the
+        log-likelihood of each token, if it is known.
         """
         batch = dict(zip(names, tokens, strict=True))
-        for name, first in zip(names, firsts, strict=True):
+        for row, (name, first) in enumerate(zip(names, firsts, strict=True)):
             if first is None:
                 continue
             places = self.made.setdefault(name, {})
-            for place, token in enumerate(batch[name], first):
-                places.setdefault(place, []).append((token, batch))
+            for at, token in enumerate(batch[name]):
+                value = None if likely is None else likely[row][at]
+                places.setdefault(first + at, []).append(Made(token, batch, value))
         while len(self.made) > MOST_MADE:
             del self.made[next(iter(self.made))]
 
@@ -336,35 +357,91 @@ class Recording:
         for name in names:
             self.made.pop(name, None)
 
-    def recorded(self, known: Mapping[str, tuple[int, Sequence[int]]]) -> Iterator[RowValues]:
-        """Yield the tokens that the engine has recorded since, and those that were sampled.
+    def recorded(
+        self,
+        known: Mapping[str, tuple[int, Sequence[int]]],
+        likely: Mapping[str, Mapping[int, float]] = {},
+    ) -> Iterator[RowValues]:
+        """Yield what the engine has recorded since, and what was sampled.
 
-        `known` has all tokens of each request from a position on, before which is its prompt.
+        `known` has all tokens of each request from a position on, before which is its prompt, and
+        `likely` the log-likelihoods that the engine has for tokens of requests, by position.
         """
-        names, held, right = list[str](), list[int](), list[int]()
-        batches = list[Mapping[str, Sequence[int]]]()
+        names, held, right = list[str](), list[int](), list[Made]()
+        listed, given, likelihoods = list[str](), list[float](), list[float]()
         for name, (first, tokens) in known.items():
             places = self.made.get(name, {})
             for place in [one for one in places if one < first + len(tokens)]:
                 made = places.pop(place)
-                if place >= first:
-                    mine = tokens[place - first]
-                    token, batch = next((one for one in made if one[0] == mine), made[-1])
-                    names.append(name)
-                    held.append(mine)
-                    right.append(token)
-                    batches.append(batch)
+                if place < first:
+                    continue
+                mine, value = tokens[place - first], likely.get(name, {}).get(place)
+                alike = [one for one in made if one.token == mine]
+                names.append(name)
+                held.append(mine)
+                right.append((alike or made)[-1])
+                values = [one.likely for one in alike if one.likely is not None]
+                if value is not None and values:
+                    listed.append(name)
+                    given.append(value)
+                    apart = [abs(one - value) for one in values]
+                    likelihoods.append(values[apart.index(min(apart))])
             if not places:
                 self.made.pop(name, None)
 
         def explain(row: int) -> str | None:
-            mine = [name for name, made in batches[row].items() if held[row] in made]
-            others = [name for name in mine if name != names[row]]
+            others = [one for one, made in right[row].batch.items() if held[row] in made]
+            others = [one for one in others if one != names[row]]
             return f"it was sampled for request {' or '.join(others)}" if others else None
 
         if names:
-            given = torch.tensor(held), torch.tensor(right)
-            yield RowValues(MADE, names, *given, explain=explain)
+            tokens_made = torch.tensor([one.token for one in right])
+            yield RowValues(MADE, names, torch.tensor(held), tokens_made, explain=explain)
+        if listed:
+            yield RowValues(
+                LIKELY, listed, torch.tensor(given), torch.tensor(likelihoods), PROBABLE
+            )
+
+
+def chosen(
+    names: Sequence[str], asked: Sequence[AskedSampling], logits: Tensor, tokens: Sequence[int]
+) -> Iterator[RowValues]:
+    """Yield the tokens that were sampled, and one that is allowed.
+
+    `logits` [rows, vocabulary] are those after the parameters of each row, without its temperature.
+    A greedy request gets the likeliest token, and another one none that its parameters drop. They
+    are looked at one by one, so that their order does not matter.
+    """
+    right = [
+        token if may_be(token, one, row) else int(row.argmax())
+        for token, one, row in zip(tokens, asked, logits.float(), strict=True)
+    ]
+    if names:
+        yield RowValues(CHOSEN, names, torch.tensor(tokens), torch.tensor(right))
+
+
+def may_be(token: int, asked: AskedSampling, logits: Tensor) -> bool:
+    """Return whether a request may get a token, by its logits [vocabulary]."""
+    if not 0 <= token < len(logits) or not bool(logits.isfinite().any()):
+        return False
+    size = logits.masked_fill(logits.isinf(), 0).abs().max().clamp(min=1)
+    likelier = logits > logits[token] + ROUNDING * size
+    if asked.temperature == 0 or asked.top_k == 1:
+        return not bool(likelier.any())
+    parts = (logits / asked.temperature).softmax(0)
+    return bool(
+        logits[token] > -torch.inf
+        and not (0 < asked.top_k <= int(likelier.sum()))
+        and (asked.top_p >= 1 or parts[likelier].sum() < asked.top_p + PROBABLE)
+        and parts[token] >= asked.min_p * parts.max() * (1 - PROBABLE)
+    )
+
+
+def likely_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return the log-likelihood of a token in each row of logits [rows, vocabulary]."""
+    ids = torch.tensor(tokens, device=logits.device)[:, None]
+    found: list[float] = logits.float().log_softmax(-1).gather(1, ids)[:, 0].tolist()
+    return found
 
 
 class Streams:

@@ -16,8 +16,10 @@ from paritybit.connectors.sampling import (
     Recording,
     Sampled,
     Streams,
+    chosen,
     embedded,
     handed_on,
+    likely_of,
     logits_of,
     moves,
     row_sums,
@@ -245,6 +247,49 @@ def test_what_belongs_to_a_prompt_or_was_sampled_unseen_is_not_judged() -> None:
     assert not [*recording.recorded({"a": (4, [12])})]
     recording.sampled(["a"], [None], [[11]])
     assert not recording.made
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        (AskedSampling(temperature=0.0), {5}),
+        (AskedSampling(top_k=1), {5}),
+        (AskedSampling(top_k=2), {0, 5}),
+        (AskedSampling(top_p=0.6), {5}),
+        (AskedSampling(top_p=0.7), {0, 5}),  # The likeliest has two thirds.
+        (AskedSampling(min_p=0.2), {0, 5}),
+        (AskedSampling(min_p=0.2, temperature=2.0), {0, 2, 3, 5}),
+        (AskedSampling(), {0, 2, 3, 4, 5}),
+    ],
+)
+def test_a_sampled_token_is_one_that_the_parameters_of_its_row_allow(
+    asked: AskedSampling, allowed: set[int]
+) -> None:
+    logits = RAW.clone()
+    logits[1] = -INF
+    given = ["a", "b"], [asked, AskedSampling()], torch.stack((logits, -RAW))
+    for token in range(-1, len(RAW) + 1):
+        found = told(*chosen(*given, [token, 1]))
+        assert bool(found) == (token not in allowed)
+    (text,) = told(*chosen(*given, [1, 1]))
+    assert text == (
+        "sampler: token sampled of request a (row 0) is 1, not 5; that is the value of request b"
+    )
+
+
+def test_a_log_likelihood_that_is_recorded_for_another_token_is_found() -> None:
+    likely = likely_of(torch.stack((RAW, -RAW)), [5, 1])
+    assert likely == pytest.approx([-0.4765, -0.4219], abs=1e-3)
+
+    def found(value: float) -> list[str]:
+        recording = Recording()
+        recording.sampled(["a", "b"], [4, 9], [[11], [21]], [[likely[0]], [None]])
+        known = {"a": (4, [11]), "b": (9, [21])}
+        return told(*recording.recorded(known, {"a": {4: value}, "b": {9: 3.0}}))
+
+    assert found(likely[0] + 1e-4) == []
+    (text,) = found(likely[0] - 0.1)
+    assert "log-likelihood recorded of request a" in text
 
 
 def sampled(

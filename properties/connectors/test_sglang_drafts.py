@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.hooking import maybe
-from paritybit.connectors.sampling import UNSEEN
+from paritybit.connectors.sampling import UNSEEN, Made
 from paritybit.connectors.sglang.drafts import (
     BEGUN,
     SAMPLED,
@@ -140,17 +140,20 @@ def test_draft_steps_begin_with_the_states_of_the_last_accepted_token(
 
 
 def test_a_draft_model_gets_the_tokens_that_were_just_sampled() -> None:
-    made: dict[str, dict[int, list[tuple[int, Any]]]]
-    made = {"a": {8: [(7, {}), (9, {})]}, "b": {7: [(9, {})]}}  # A position may be sampled again.
+    made: dict[str, dict[int, list[Made]]]
+    made = {
+        "a": {8: [Made(7, {}), Made(9, {})]},
+        "b": {7: [Made(9, {})]},
+    }  # A position may be sampled again.
     batch = forward("EXTEND", [2, 3, 9, 5, 9])
     assert not wrong(sampled(batch, rows_of(3, 2), made))
-    batch.input_ids[2], made["b"][7] = 7, [(5, {})]
+    batch.input_ids[2], made["b"][7] = 7, [Made(5, {})]
     assert wrong(sampled(batch, rows_of(3, 2), made)) == [f"{SAMPLED} a", f"{SAMPLED} b"]
     assert not [*sampled(batch, rows_of(3, 2), {})]
-    made = {"a": {6: [(12, {})], 7: [(3, {})]}, "b": {6: [(22, {})], 7: [(23, {})]}}
+    made = {"a": {6: [Made(12, {})], 7: [Made(3, {})]}, "b": {6: [Made(22, {})], 7: [Made(23, {})]}}
     after = extend(torch.empty(0), [1, 2])  # Tokens that were not accepted are not judged.
     assert wrong(sampled(after, rows_of(DRAFTED, DRAFTED), made)) == []
-    made["b"][7] = [(24, {})]
+    made["b"][7] = [Made(24, {})]
     assert wrong(sampled(after, rows_of(DRAFTED, DRAFTED), made)) == [f"{SAMPLED} b"]
 
 

@@ -23,7 +23,11 @@ from paritybit.connectors.sglang.sampling import (
     KEPT,
     OF_ENDS,
     OF_TOKENS,
+    allowed_tokens,
+    biased,
     buffers_used,
+    likelihoods,
+    listed,
     of_prompts,
     rows,
 )
@@ -506,6 +510,45 @@ def test_a_row_with_another_value_is_found(
     assert set(found) <= {"top_ks"}  # A batch that is taken for greedy takes the likeliest token.
 
 
+def test_the_tokens_and_logits_of_a_sampler_are_those_of_each_request() -> None:
+    names = "logit_bias", "frequency_penalty", "presence_penalty", "min_new_tokens", "min_p"
+    asked = Part(**dict.fromkeys(names, 0), repetition_penalty=1.0, temperature=2.0)
+    asked.top_k, asked.top_p, asked.logit_bias = 1, 1.0, {"3": 2.0}
+    plain = Part(**{**vars(asked), "logit_bias": None, "top_k": 1 << 30})
+    mine = [Part(rid="a", sampling_params=asked), Part(rid="b", sampling_params=plain)]
+    raw = torch.rand(2, VOCABULARY)
+    held = raw.clone()
+    held[0, 3] += 2
+    assert not next(map(wrong_row.differing, biased(mine, raw, held))).any()
+    assert next(map(wrong_row.differing, biased(mine, raw, held.flip(0)))).all()
+    other = {"min_new_tokens": 1, "frequency_penalty": 1, "repetition_penalty": 1.1}
+    for part, value in other.items():
+        some = Part(rid="a", sampling_params=Part(**{**vars(plain), part: value}))
+        assert not [*biased([some], raw, held)], "its penalties are judged elsewhere"
+    assert not [*biased([Part(rid="a", sampling_params=plain, grammar=1)], raw, held)]
+    (judged,) = allowed_tokens(mine, [asked, plain], held, [[3], [5]])
+    assert not wrong_row.differing(judged).any()
+    (judged,) = allowed_tokens(mine, [asked, plain], held, [[4], [5]])
+    assert wrong_row.differing(judged).tolist() == [True, False]
+    mine[0].custom_logit_processor = "a"
+    (judged,) = allowed_tokens(mine, [asked, plain], held, [[4], [5]])
+    assert judged.requests == ["b"]
+    assert likelihoods(mine, [asked, plain], held, [[3], [5]]) is None
+    mine[1].return_logprob = True
+    right = (held / 2).log_softmax(1)
+    assert likelihoods(mine, [asked, plain], held, [[3], [5]]) == [[None], [right[1, 5]]]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_log_likelihoods_belong_to_the_last_tokens_of_a_request(nested: bool) -> None:
+    given = {"output_token_logprobs_val": [-1.0, -2.0]}
+    own = {"logprob": Part(**given)} if nested else given
+    request = Part(origin_input_ids=[1, 2, 3], output_ids=[4, 5], **own)
+    assert listed(request) == {3: -1.0, 4: -2.0}
+    request.output_ids.append(6)
+    assert listed(request) == {}
+
+
 def test_what_the_penalizers_keep_and_apply_is_judged_without_overlap() -> None:
     info, requests = a_batch()
     info.added, info.scaled = info.acc_additive_penalties, info.acc_scaling_penalties
@@ -514,6 +557,22 @@ def test_what_the_penalizers_keep_and_apply_is_judged_without_overlap() -> None:
     assert wrong(info, requests, given) == {}
     info.added[1, 2], info.scaled[0, 5] = -1.0, 2.0
     assert wrong(info, requests, given) == {OF_TOKENS: "b", "acc_scaling_penalties": "a"}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_token_is_counted_once_without_overlap(overlap: bool) -> None:
+    info, requests = a_batch()
+    info.acc_additive_penalties[0, 2] = -0.5  # Two tokens count as one.
+    info.acc_scaling_penalties[1, 5] = 1.0
+    if not overlap:
+        info.added, info.scaled = info.acc_additive_penalties, info.acc_scaling_penalties
+        info.acc_additive_penalties = info.acc_scaling_penalties = None
+        info.penalizer_orchestrator = penalizers(info, requests)
+    found = {} if overlap else {OF_TOKENS: "a", "acc_scaling_penalties": "b"}
+    assert wrong(info, requests) == found
+    for one in requests:
+        one.retraction_count = 1  # Its earlier tokens do not count.
+    assert wrong(info, requests) == {}
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -540,6 +599,7 @@ def test_the_number_of_tokens_of_a_row_with_a_minimum_is_that_of_its_request(
     info.added, info.scaled = info.acc_additive_penalties, info.acc_scaling_penalties
     info.acc_additive_penalties = info.acc_scaling_penalties = None
     info.added[2] = 0.0
+    info.added[2, [2, 3]] = -1.0
     assert wrong(info, requests, given) == {}  # The engine overlaps.
     info.penalizer_orchestrator = given
     assert wrong(info, requests, given) == ({} if right else {COUNTED: "c"})
@@ -548,7 +608,7 @@ def test_the_number_of_tokens_of_a_row_with_a_minimum_is_that_of_its_request(
 def sampled(engine: SglangEngine) -> dict[str, dict[int, int]]:
     """Return the tokens that were noted as sampled, by request and position."""
     made = engine.recording.made.items()
-    return {name: {at: one[-1][0] for at, one in places.items()} for name, places in made}
+    return {name: {at: one[-1].token for at, one in places.items()} for name, places in made}
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -614,20 +674,24 @@ def test_the_sampler_gets_the_logits_of_each_row(
     assert [one.untried for one in given] == [UNSEEN]
 
 
+@pytest.mark.parametrize("passed", [False, True])
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_model_gets_the_embeddings_of_the_images_of_its_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int, passed: bool
 ) -> None:
     engine = SglangEngine("0", Journal(tmp_path / "process-1.jsonl"), Settings(str(tmp_path)))
     given, image = list[RowValues](), torch.rand(3, 4)
     monkeypatch.setattr(engine, "rows", lambda _, values: given.extend(values))
-    item = Part(precomputed_embeddings=image, offsets=[(1, 3)])
+    given_as = "feature" if passed else "precomputed_embeddings"
+    item = Part(**{given_as: image}, offsets=[(1, 3)])
     engine.requests = [Part(rid="a", multimodal_inputs=Part(mm_items=[item])), Part(rid="b")]
     rows = [
         Row("b", [], 0, 1, {}),
         Row("a", [], 2, 2, {}),
     ]  # The image is cut after its first token.
-    engine.now = Part(model=Part(drafts=False), rows=Part(rows=rows))
+    vision = torch.nn.Identity() if passed else None
+    runner = Part(model=Part(visual=vision))
+    engine.now = Part(model=Part(drafts=False, runner=runner), rows=Part(rows=rows))
     hooked(engine.embeds, lambda *_: torch.cat([image[:1], image[1 - wrong :][:2]]))
     (judged,) = given
     assert wrong_row.differing(judged).tolist() == [bool(wrong)] * 2
@@ -669,7 +733,7 @@ def test_hidden_states_are_recorded_for_the_request_whose_tokens_have_them(
             request.hidden_states += [mine] if mode == "EXTEND" else mine
 
     with monkeypatch.context() as without:
-        without.setattr(engine, "recording", Part(made={}, recorded=lambda _: ()))
+        without.setattr(engine, "recording", Part(made={}, recorded=lambda *_: ()))
         result = Part(logits_output=Part(hidden_states=known))
         hooked(engine.records, record, None, batch, result)
     (judged,) = given

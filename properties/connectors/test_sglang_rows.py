@@ -89,6 +89,8 @@ def test_the_embeddings_of_images_are_those_that_came_with_them() -> None:
     request, given = pictured("a", 1), torch.rand(5, 4)
     (item,) = request.multimodal_inputs.mm_items
     assert [*embeddings_of(request)] == [(1, 2, None)]  # A vision model computes them.
+    ((*_, features),) = embeddings_of(request, passed=True)
+    assert features is not None and features.equal(item.feature)
     item.offsets, item.precomputed_embeddings = [(1, 2), (5, 7)], given
     (first, count, one), (later, more, other) = embeddings_of(request)
     assert (first, count, later, more) == (1, 2, 5, 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from paritybit.connectors.sampling import HIDDEN, LOGITS, UNSEEN, Recording
+from paritybit.connectors.sampling import HIDDEN, LOGITS, UNSEEN, UNTOLD, Recording
 from paritybit.connectors.transformers.batch import heads
 from paritybit.connectors.transformers.engine import FollowedCache
 from paritybit.testing.replays import InMemory
@@ -99,14 +99,17 @@ def test_a_token_that_is_recorded_for_another_request_is_found(
     watching.recording, watching.states = Recording(), WeakValueDictionary()
     states = [Part(initial_tokens=[0, 0], generated_tokens=list[int]()) for _ in range(2)]
     watching.states |= dict(zip("ab", states, strict=True))
-    watching.recording.sampled(["a", "b", "gone"], [2, 2, 5], [[7], [8], [9]])
+    made = ["a", "b", "gone"], [2, 2, 5], [[7], [8], [9]]
+    watching.recording.sampled(*made, [[-1.0], [-1.0], [-1.0]])
 
     def update(processor: Any) -> None:
         for state in states:
             state.generated_tokens.append(7)
+            state.logprobs = [-5.0, -2.0]  # It began again.
 
     hooked(watching.records, update, None)
-    (found,) = given
+    found, likely = given
+    assert (likely.held.tolist(), likely.right.tolist()) == ([-2.0], [-1.0])
     assert (found.held.tolist(), found.right.tolist()) == ([7, 7], [7, 8])
     assert found.explain is not None
     assert found.explain(1) == "it was sampled for request a"
@@ -135,7 +138,7 @@ def test_hidden_states_and_logits_of_another_request_are_found(kept: bool) -> No
     def wrong(**more: torch.Tensor) -> list[tuple[str, str, str | None]]:
         return [
             (one.name, one.requests[row], one.explain(row) if one.explain else None)
-            for one in heads(batch, {**noted, **more}, False)
+            for one in heads(batch, {**noted, **more})
             for row in wrong_row.differing(one).nonzero().flatten().tolist()
         ]
 
@@ -145,5 +148,32 @@ def test_hidden_states_and_logits_of_another_request_are_found(kept: bool) -> No
     if kept:  # Else the head gets all hidden states.
         found = (HIDDEN, "a", "it is that of position 4 of request b")
         assert wrong(given=hidden[:, [3, 4]]) == [found]
-    assert [one.untried for one in heads(batch, noted, True)][-1] is not None
-    assert {one.untried for one in heads(batch, {}, False)} == {UNSEEN}
+    assert [one.untried for one in heads(batch, noted, [Part()])][-1] is not None
+    assert {one.untried for one in heads(batch, {})} == {UNSEEN}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_logits_after_the_temperature_of_another_request_are_found(kept: bool) -> None:
+    parts = zip("ab", ({"temperature": 0.5}, {}), strict=True)
+    states = [Part(request_id=name, logit_processor_kwargs=asked) for name, asked in parts]
+    requests = [Part(state=one, cached=0, computed=2, predicted=True) for one in states]
+    given = {"logits_to_keep": torch.tensor([1, 3])} if kept else {}
+    batch: Any = SimpleNamespace(requests=requests, size=4, given=given)
+    hidden, logits, last = torch.rand(1, 4, 4), torch.rand(1, 4, 8), torch.tensor([1, 3])
+    scores = logits[:, last] / torch.tensor([0.5, 2.0])[:, None]
+    scores[0, 1, logits[0, 3].argmin()] = -torch.inf  # It is not among the seven likeliest.
+    noted = {
+        "hidden": hidden,
+        "given": hidden[:, last] if kept else hidden,
+        "logits": logits[:, last] if kept else logits,
+    }
+    kinds: dict[str, dict[str, Any]] = {
+        "Temperature": {"temperature": 2.0},
+        "TopK": {"top_k": 7},
+        "TopP": {"top_p": 1.0},
+    }
+    processors = [type(f"{one}LogitsWarper", (Part,), {})(**own) for one, own in kinds.items()]
+    for held, wrong in ((scores, []), (scores.flip(1), [0, 1])):
+        *_, judged = heads(batch, {**noted, "scores": held}, processors)
+        assert (judged.name, list(judged.requests)) == (UNTOLD, ["a", "b"])
+        assert wrong_row.differing(judged).nonzero().flatten().tolist() == wrong

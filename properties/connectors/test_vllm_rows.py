@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paritybit.connectors.sampling import (
+    CHOSEN,
     HIDDEN,
     LOGITS,
     UNTOLD,
@@ -16,7 +17,17 @@ from paritybit.connectors.sampling import (
     row_sums,
 )
 from paritybit.connectors.vllm.requests import Account, Request
-from paritybit.connectors.vllm.sampling import PENALTIES, SampledBatch, adapters, content_of
+from paritybit.connectors.vllm.sampling import (
+    COUNT_OF_PROMPTS,
+    OF_OTHERS,
+    OF_PROMPTS,
+    PENALTIES,
+    SampledBatch,
+    adapters,
+    content_of,
+    likely_in,
+    of_prompts,
+)
 from paritybit.watch.checks import wrong_row
 from paritybit.watch.facts import Forward, Row, RowValues
 from paritybit.watch.observations import RowsGiven
@@ -170,6 +181,98 @@ def test_the_hidden_states_and_the_logits_of_each_row_are_found_where_they_are()
     assert wrong(mine.handed(masked, [0, 3, 4])) == {}
 
 
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_token_that_its_logits_do_not_allow_is_found(newer: bool, exact: bool) -> None:
+    logits, given = torch.rand(6, VOCABULARY), Part(all_greedy=True, logitsprocs=Part(all=[]))
+    likeliest = logits.argmax(1).tolist()
+    for wrong_token in (False, True):
+        mine = sampling((1, 0, 2))
+        mine.exact = exact
+        if newer:
+            [*mine.logits(Part(logits_processors=[]), logits, logits, None, None)]
+        else:
+            sampler = Part(sampler=None)
+            [*mine.logits(Part(), logits[[1, 2, 5]], logits[[1, 2, 5]], given, None)]
+            [*mine.logits(sampler, logits[[0, 3, 4]], logits[[0, 3, 4]], given, None)]
+        tokens = [[likeliest[0], likeliest[1]], [likeliest[2], -1], [likeliest[3], -1]]
+        if wrong_token:
+            tokens[1][0] = (likeliest[2] + 1) % VOCABULARY
+        mine.made(Part(sampled_token_ids=torch.tensor(tokens)))
+        assert wrong(mine.chosen()) == ({CHOSEN: "b"} if wrong_token and exact else {})
+
+
+@pytest.mark.parametrize(
+    ("dropped", "top_p", "token", "found"),
+    [
+        (False, 0.65, 1, False),
+        (False, 0.55, 1, True),
+        (True, 0.65, 1, False),  # Of the two that are left, the first one has two thirds.
+        (True, 0.65, 2, True),
+    ],
+)
+def test_a_token_is_allowed_if_others_were_dropped_before_it(
+    dropped: bool, top_p: float, token: int, found: bool
+) -> None:
+    held = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    row = Sampled("a", AskedSampling(top_p=top_p), 2, [1, 2, 3])
+    if dropped:
+        held[0, 2] = -torch.inf
+    mine = SampledBatch([row], [0], [2], 3)
+    [*mine.logits(Part(logits_processors=[]), held, held, None, None, dropped=dropped)]
+    mine.made(Part(sampled_token_ids=torch.tensor([[token]])))
+    assert wrong(mine.chosen()) == ({CHOSEN: "a"} if found else {})
+
+
+def test_the_log_likelihoods_of_sampled_tokens_are_those_before_any_parameter() -> None:
+    hidden, logits = torch.rand(6, 4), torch.rand(6, VOCABULARY)
+    mine = sampling((1, 0, 2))
+    mine.hidden, mine.listed, mine.masked = row_sums(hidden), True, {"b"}
+    right = logits.log_softmax(1)
+    [*mine.heads(hidden, logits)]
+    logits.zero_()  # The sampler changes them.
+    tokens = torch.tensor([[4, 5], [6, -1], [7, -1]])
+    names, firsts, _, likely = mine.made(Part(sampled_token_ids=tokens))
+    assert (names, firsts) == (["a", "b", "c"], [4, 5, 3])
+    assert likely == [[right[0, 4], right[1, 5]], [None], [right[3, 7]]]
+
+
+def test_the_log_likelihoods_of_a_prompt_belong_to_the_token_after_each() -> None:
+    rows = [Sampled(name, AskedSampling(), 9, [1] * end) for name, end in (("a", 4), ("b", 6))]
+    mine = SampledBatch(rows, [0, 0], [2, 3], VOCABULARY)
+    mine.prompted = {"b": [0, 1, 2, 3, 4, 5, 6]}  # Of which this forward computes the last but one.
+    assert mine.prompts() == {("b", 4): (2, 4), ("b", 5): (3, 5), ("b", 6): (4, 6)}
+    mine.prompted = {"b": [0, 1, 2, 3, 4]}
+    assert mine.prompts() == {("b", 4): (2, 4)}
+
+
+def test_log_likelihoods_of_a_prompt_that_are_too_few_or_of_others_are_found() -> None:
+    of, known = {"a": Part(num_prompt_tokens=4)}, {"a": {1: -1.0, 3: -3.0}}
+
+    def found(*values: float) -> dict[str, str]:
+        given = Part(logprobs=torch.tensor(values)[:, None])
+        return wrong(
+            of_prompts([Part(request_id="a", new_prompt_logprobs_tensors=given)], of, known)
+        )
+
+    assert found(-1.0, -9.0, -3.0) == {}
+    assert found(-1.0, -2.0, -2.0) == {OF_PROMPTS: "a"}
+    assert found(-1.0, -3.0) == {COUNT_OF_PROMPTS: "a"}
+    of["a"].num_prompt_tokens = 1
+    assert found(-1.0) == {}  # The newer runner has one with drafts.
+
+
+def test_the_scheduler_returns_log_likelihoods_of_the_last_tokens() -> None:
+    given = Part(logprobs=torch.tensor([[-1.0, -0.5], [-2.0, -0.1]]))
+    outputs = [
+        Part(request_id="a", new_token_ids=[8, 9], new_logprobs=given),
+        Part(request_id="b", new_token_ids=[8], new_logprobs=None),
+        Part(request_id="gone", new_token_ids=[8], new_logprobs=given),
+    ]
+    of = {name: Part(all_token_ids=[1, 2, 3, 8, 9]) for name in "ab"}
+    assert dict(likely_in(outputs, of)) == {"a": {3: -1.0, 4: -2.0}}
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_penalties_are_not_judged_if_the_older_runner_schedules_ahead(ahead: bool) -> None:
     sampler = Part(apply_penalties=print, apply_logits_processors=print, logits_processors=[])
@@ -179,6 +282,25 @@ def test_penalties_are_not_judged_if_the_older_runner_schedules_ahead(ahead: boo
     values = list(mine.logits(sampler, raw, raw, given, None))
     assert wrong(values) == ({} if ahead else {UNTOLD: "a"})
     assert untried(values) == ({"penalties and forbidden words": ["a"]} if ahead else {})
+    result = raw.clone()
+    result[0, [4, 5]] -= 1  # The request has token 4, and none 5.
+    mine = SampledBatch([row], [0], [3], VOCABULARY, Account(ahead), scored=row_sums(raw))
+    found = wrong(mine.logits(sampler, raw, result, given, None))
+    assert found == ({OF_OTHERS: "a"} if ahead else {UNTOLD: "a"})
+
+
+def test_the_newer_runner_draws_at_the_position_of_each_row() -> None:
+    mine = sampling((1, 0, 2))
+    given = {
+        "pos": torch.tensor([3, 4, 4, 2, 3, 4]),
+        "expanded_local_pos": torch.tensor([0, 1, 0, 0, 1, 2]),
+    }
+    assert wrong(mine.drawn(given, 6)) == {}
+    given = {name: one.roll(1) for name, one in given.items()}
+    assert wrong(mine.drawn(given, 6)) == {"pos": "a", "expanded_local_pos": "a"}
+    mine.taken = 3
+    given = {"pos": torch.tensor([2, 3, 4]), "expanded_local_pos": torch.tensor([0, 1, 1])}
+    assert wrong(mine.drawn(given, 3)) == {"expanded_local_pos": "c"}
 
 
 @pytest.mark.parametrize("runner", ["older", "newer"])

@@ -17,6 +17,7 @@ from paritybit.connectors.hooking import maybe
 from paritybit.connectors.sampling import (
     MOST_MADE,
     UNSEEN,
+    Made,
     handed_on,
     row_sums,
     rows_of,
@@ -161,7 +162,7 @@ class DraftStates:
 
 
 def sampled(
-    batch: Any, found: Rows, made: Mapping[str, Mapping[int, Sequence[tuple[int, Any]]]]
+    batch: Any, found: Rows, made: Mapping[str, Mapping[int, Sequence[Made]]]
 ) -> Iterator[RowValues]:
     """Yield the tokens that a draft model gets and the sampler has just `made`, by position."""
     ids = batch.input_ids.tolist()
@@ -172,7 +173,7 @@ def sampled(
             if (tokens := mine.get(row.cached + 1 + at)) and first + at < len(ids):
                 names.append(row.request)
                 held.append(ids[first + at])
-                right.append(tokens[-1][0])
+                right.append(tokens[-1].token)
     if names:
         yield rows_of(SAMPLED, names, held, right)
 

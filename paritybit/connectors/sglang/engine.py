@@ -22,6 +22,7 @@ from paritybit.connectors.following import attributes, expected, implied_by, ten
 from paritybit.connectors.hooking import Call, NotRecognisedError, maybe
 from paritybit.connectors.sampling import (
     LOGITS,
+    MOST,
     ROUNDING,
     UNSEEN,
     Recording,
@@ -101,6 +102,7 @@ class SglangEngine(Attended):
         self.scored: tuple[list[str], Tensor] | None = None
         """The request of each row of logits that is sampled next, and the checksums of these."""
         self.places: Mapping[str, int | None] = {}
+        self.drawn: Tensor | None = None
         """The first position of each request that is sampled next, or None if that is not used."""
         self.recording = Recording()
         self.names_next = False
@@ -372,13 +374,16 @@ class SglangEngine(Attended):
             if not begins:
                 self.placed = now
 
-    def embeds(self, result: Tensor | None, *_: Any) -> None:
+    def embeds(self, original: Call) -> None:
         """Judge the embeddings of images that a model gets."""
         now = self.now
-        if now is None or now.model.drafts or result is None:
+        if now is None or now.model.drafts:
             return
-        images = {one.rid: [*rows.embeddings_of(one)] for one in self.requests or ()}
-        self.rows("model", embedded(result, now.rows.rows, images))
+        passed = isinstance(maybe(now.model, "runner.model.visual"), torch.nn.Identity)
+        mine = self.requests or ()
+        images = {one.rid: [*rows.embeddings_of(one, passed=passed)] for one in mine}
+        if (result := original()) is not None:
+            self.rows("model", embedded(result, now.rows.rows, images))
 
     def logits(
         self, result: Any, processor: Any, _: Any, hidden: Tensor, head: Any, batch: Any
@@ -414,16 +419,53 @@ class SglangEngine(Attended):
             }
 
     def samples(self, original: Call, runner: Any, output: Any) -> None:
-        """Judge whose logits a sampler gets, and note the tokens that it returns."""
+        """Judge the logits of a sampler, and note the tokens that it returns."""
         self.given(output)
+        logits, count = output.next_token_logits, len(self.places)
+        judged = count and not self.unwatched and logits.numel() <= MOST
+        raw, self.drawn = logits[:count].clone() if judged else None, None
         tokens = original()
-        self.made(tokens[:, None].tolist)
+        final, self.drawn = self.drawn, None
+        if raw is None or final is None:
+            self.made(tokens[:, None].tolist)
+            return
+        if len(mine := self.placed_requests()) == count:
+            self.rows("sampler", sampling.biased(mine, raw, final[:count]))
+        self.made(tokens[:, None].tolist, final[:count], sampled=True)
 
-    def made(self, tokens: Callable[[], list[list[int]]]) -> None:
-        """Note the tokens that were sampled for each row, if the forward was checked."""
-        places, self.places = self.places, {}
+    def draws(self, sampler: Any, output: Any) -> None:
+        """Note the logits from which a sampler draws."""
+        logits = output.next_token_logits
+        if self.places and logits.numel() <= MOST and logits.dtype == torch.float32:
+            self.drawn = logits.clone()
+
+    def placed_requests(self) -> list[Any]:
+        """Return the requests of the rows that are sampled now."""
+        by_name = {one.rid: one for one in self.requests or ()}
+        return [by_name[name] for name in self.places if name in by_name]
+
+    def made(
+        self,
+        tokens: Callable[[], list[list[int]]],
+        logits: Tensor | None = None,
+        *,
+        sampled: bool = False,
+    ) -> None:
+        """Note the tokens that were sampled for each row, if the forward was checked.
+
+        `logits` are those of each token. With `sampled`, they say which tokens are allowed.
+        """
+        mine, places, self.places = self.placed_requests(), self.places, {}
         if places and not self.unwatched:
-            self.recording.sampled([*places], [*places.values()], tokens()[: len(places)])
+            made, likely = tokens()[: len(places)], None
+            known = len(mine) == len(places)
+            if logits is not None and known and not bool(logits.isnan().any()):
+                asked = [self.asked.get(one) or one.sampling_params for one in mine]
+                given = mine, asked, logits, made
+                likely = sampling.likelihoods(*given)
+                if sampled:
+                    self.rows("sampler", sampling.allowed_tokens(*given))
+            self.recording.sampled([*places], [*places.values()], made, likely)
         elif self.requests:
             self.recording.unseen(request.rid for request in self.requests)
 
@@ -435,7 +477,8 @@ class SglangEngine(Attended):
             self.rows("scheduler", hidden.values())
         mine = [one for one in batch.reqs if one.rid in self.recording.made]
         known = {one.rid: (len(one.origin_input_ids), one.output_ids) for one in mine}
-        self.rows("scheduler", self.recording.recorded(known))
+        likely = {one.rid: sampling.listed(one) for one in mine}
+        self.rows("scheduler", self.recording.recorded(known, likely))
 
     def given(self, output: Any) -> None:
         """Judge whose logits a sampler gets: an engine's output."""
@@ -460,7 +503,12 @@ class SglangEngine(Attended):
         raw = held.clone()
         self.given(output)
         predicted, _, accepted = original()
-        self.made(lambda: [predicted[one[one >= 0].long()].tolist() for one in accepted])
+        small = held.numel() <= MOST and held.dtype == torch.float32
+        self.made(
+            lambda: [predicted[one[one >= 0].long()].tolist() for one in accepted],
+            held[accepted[accepted >= 0].long()] if small else None,
+            sampled=bool(maybe(info, "is_all_greedy")) and not sampling.simulated(),
+        )
         names = [one.rid for one in batch.reqs for _ in range(int(drafts.draft_token_num))]
 
         def judged() -> Iterator[RowValues]:

@@ -68,6 +68,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "embeds": (f"{MANAGERS}.mm_utils.prepare_mm_inputs",),
     "logits": ("sglang.srt.layers.logits_processor.LogitsProcessor.forward",),
     "samples": (f"{EXECUTOR}.model_runner.ModelRunner.sample",),
+    "draws": ("sglang.srt.layers.sampler.Sampler.forward",),
     "records": (f"{MANAGERS}.scheduler.Scheduler.process_batch_result",),
     "verifies": (f"{SPECULATIVE}.eagle_utils.eagle_sample",),
     "decodes": (f"{MANAGERS}.schedule_batch.ScheduleBatch.prepare_for_decode",),
@@ -178,7 +179,7 @@ APART: dict[str, tuple[str, ...]] = {
 
 OPTIONAL = (
     *("restore", "verifies", "clear_state", "parts", "rejoins", "embeds"),
-    *("retracts", "completion_of", "locks", "unlocks"),
+    *("retracts", "completion_of", "locks", "unlocks", "draws"),
 )
 """The hooks that releases may lack."""
 

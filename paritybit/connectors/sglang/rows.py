@@ -388,10 +388,14 @@ def images_of(request: Any) -> Images:
     return found
 
 
-def embeddings_of(request: Any) -> Iterator[Image]:
-    """Yield the images of a request, with the embeddings that came with it."""
+def embeddings_of(request: Any, *, passed: bool = False) -> Iterator[Image]:
+    """Yield the images of a request, with the embeddings that came with it.
+
+    If they are `passed`, the vision model returns the features of images as they are.
+    """
     for item in maybe(request, "multimodal_inputs.mm_items") or ():
         given, start = maybe(item, "precomputed_embeddings"), 0
+        given = maybe(item, "feature") if given is None and passed else given
         spans = [(first, last + 1 - first) for first, last in item.offsets or ()]
         whole = isinstance(given, Tensor) and len(given) == sum(count for _, count in spans)
         for first, count in spans:

@@ -1,6 +1,8 @@
 """What the sampler and the adapters use for each row, and what its request asked for."""
 
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,16 @@ from torch import Tensor
 
 from paritybit.connectors.following import expected
 from paritybit.connectors.hooking import maybe, place_of
-from paritybit.connectors.sampling import MOST, ROUNDING, rows_of
+from paritybit.connectors.sampling import (
+    MOST,
+    ROUNDING,
+    AskedSampling,
+    Sampled,
+    chosen,
+    likely_of,
+    logits_of,
+    rows_of,
+)
 from paritybit.connectors.sglang.attention import spans_of
 from paritybit.connectors.sglang.models import SglangModel
 from paritybit.connectors.sglang.pools import PREFILLS
@@ -122,7 +133,10 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
 
     With overlap, the engine counts the last token that the scheduler knows, at first that of the
     prompt. It may count a token late, or once more for each step between which it got no other.
+    Without, a row that decodes counts each token once.
     """
+    own = info.penalizer_orchestrator
+    exact = own is not None and own.is_required and mode == "decode"
     names, source = [one.rid for one in requests], place_of(info.update_penalties)
     added, scaled = applied(info)
     ids = [{one.origin_input_ids[-1], *one.output_ids} for one in requests]
@@ -145,7 +159,7 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
             yield RowValues(name, names, given, right, source=source)
         held = held.masked_fill(masked, 0)
         triples = zip(held, pairs, strict=True)
-        right = torch.stack([allowed(row, *pair, mode) for row, pair in triples])
+        right = torch.stack([allowed(row, *pair, mode, exact=exact) for row, pair in triples])
         yield RowValues(OF_TOKENS, names, held, right.masked_fill(masked, 0), ROUNDING, source)
     if scaled is not None:
         held = scaled.float().cpu()
@@ -154,6 +168,8 @@ def penalties(info: Any, requests: Sequence[Any], mode: str) -> Iterator[RowValu
             factor = torch.tensor(request.sampling_params.repetition_penalty)
             mine = held[row, tokens]
             right[row, tokens] = torch.where(mine == 1, mine, factor)
+            if exact and not again(request):
+                right[row, [one for one in request.output_ids if one < info.vocab_size]] = factor
         yield RowValues("acc_scaling_penalties", names, held, right, ROUNDING, source)
 
 
@@ -213,19 +229,26 @@ def ended(masked: Tensor, request: Any, count: int) -> Tensor:
     return right
 
 
-def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str) -> Tensor:
-    """Return the nearest penalties to those of a row that its tokens allow."""
+def again(request: Any) -> bool:
+    """Return whether a request began again. It no longer counts its earlier tokens then."""
+    return bool(getattr(request, "retraction_count", 1) or getattr(request, "is_retracted", False))
+
+
+def allowed(held: Tensor, request: Any, tokens: Sequence[int], mode: str, *, exact: bool) -> Tensor:
+    """Return the nearest penalties to those of a row that its tokens allow.
+
+    They are `exact` if the engine counts each token once, unless the request began again.
+    """
     asked, right = request.sampling_params, torch.zeros_like(held)
     frequency, presence = asked.frequency_penalty, asked.presence_penalty
-    most = len(request.output_ids) + 1
+    most, counts = len(request.output_ids) + 1, Counter(request.output_ids)
     for token in tokens:
-        choices = [0.0, *(-(frequency * count + presence) for count in range(1, most + 1))]
+        possible = [counts[token]] if exact and not again(request) else range(most + 1)
+        choices = [-(frequency * count + presence) if count else 0.0 for count in possible]
         right[token] = min(choices, key=lambda one: abs(float(held[token]) - one))
     settled = mode == "decode" and len(request.output_ids) >= SETTLED
     penalised = asked.frequency_penalty or asked.presence_penalty
-    # A request that began again no longer counts its earlier tokens.
-    again = getattr(request, "retraction_count", 1) or getattr(request, "is_retracted", False)
-    if settled and penalised and not again and not bool(right.any()):
+    if settled and penalised and not again(request) and not bool(right.any()):
         right[request.output_ids[0]] = -(asked.frequency_penalty + asked.presence_penalty)
     return right
 
@@ -265,6 +288,85 @@ def of_prompts(
             yield RowValues("log-likelihoods", [row.request], theirs, right, ROUNDING)
         first, place = last, place + row.computed - start
     yield RowValues("logits of prompts", names, held, logits[ends], ROUNDING)
+
+
+# Tokens.
+
+
+def asked_of(given: Any, vocabulary: int) -> AskedSampling:
+    """Return which tokens sampling parameters drop, and the biases."""
+    bias = {int(token): value for token, value in (given.logit_bias or {}).items()}
+    top_k = given.top_k if given.top_k < vocabulary else 0
+    return AskedSampling(given.temperature, top_k, given.top_p, given.min_p, bias=bias)
+
+
+def simulated() -> bool:
+    """Return whether the engine accepts drafts by chance."""
+    module = sys.modules.get("sglang.srt.speculative.spec_utils")
+    return (getattr(module, "SIMULATE_ACC_LEN", 0) or 0) > 0
+
+
+def processed(request: Any) -> bool:
+    """Return whether a processor that is not known changes the logits of a request."""
+    return maybe(request, "custom_logit_processor") is not None
+
+
+def biased(requests: Sequence[Any], raw: Tensor, held: Tensor) -> Iterator[RowValues]:
+    """Yield the logits of requests without penalties before and after their biases."""
+    rows = list[Sampled]()
+    for one in requests:
+        asked = one.sampling_params
+        strengths = (
+            *(asked.frequency_penalty, asked.presence_penalty, asked.repetition_penalty - 1),
+            asked.min_new_tokens,
+        )
+        plain = not any(strengths) and maybe(one, "grammar") is None
+        bias = AskedSampling(bias=asked_of(asked, raw.shape[-1]).bias)
+        rows.append(Sampled(one.rid, bias, 0, (), used=plain))
+    yield from logits_of(rows, raw, held)
+
+
+def allowed_tokens(
+    requests: Sequence[Any], asked: Sequence[Any], logits: Tensor, made: Sequence[Sequence[int]]
+) -> Iterator[RowValues]:
+    """Yield the tokens that were `made` for requests, by the `logits` of each token."""
+    rows = [row for row, tokens in enumerate(made) for _ in tokens]
+    tokens = [token for some in made for token in some]
+    mine = [at for at, row in enumerate(rows) if not processed(requests[row])]
+    names = [requests[rows[at]].rid for at in mine]
+    parts = [asked_of(asked[rows[at]], logits.shape[-1]) for at in mine]
+    yield from chosen(names, parts, logits[mine], [tokens[at] for at in mine])
+
+
+def likelihoods(
+    requests: Sequence[Any], asked: Sequence[Any], logits: Tensor, made: Sequence[Sequence[int]]
+) -> list[list[float | None]] | None:
+    """Return the log-likelihoods of the tokens that were `made`, if a request asks for them."""
+    module = sys.modules.get("sglang.srt.layers.sampler")
+    other = getattr(module, "SGLANG_RETURN_ORIGINAL_LOGPROB", False)
+    if other or not any(maybe(one, "return_logprob") for one in requests):
+        return None
+    heat = torch.tensor(
+        [one.temperature for one, tokens in zip(asked, made, strict=True) for _ in tokens]
+    )
+    found = iter(
+        likely_of(
+            logits / heat[:, None].to(logits.device), [token for some in made for token in some]
+        )
+    )
+    rows = [[next(found) for _ in tokens] for tokens in made]
+    return [
+        [None] * len(row) if processed(one) else [*row]
+        for one, row in zip(requests, rows, strict=True)
+    ]
+
+
+def listed(request: Any) -> Mapping[int, float]:
+    """Return the log-likelihoods of the output that a request has, by position."""
+    given = maybe(request, "logprob.output_token_logprobs_val")
+    given = maybe(request, "output_token_logprobs_val") if given is None else given
+    known = given is not None and len(given) == len(request.output_ids)
+    return dict(enumerate(map(float, given), len(request.origin_input_ids))) if known else {}
 
 
 # LoRA adapters.

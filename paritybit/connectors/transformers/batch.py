@@ -8,7 +8,7 @@ may read.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from paritybit.connectors.following import expected, offsets, padding
-from paritybit.connectors.hooking import place_of
+from paritybit.connectors.hooking import maybe, place_of
 from paritybit.connectors.sampling import (
     HIDDEN,
     LOGITS,
+    MOST,
     UNSEEN,
+    AskedSampling,
+    Sampled,
     handed_on,
+    logits_of,
     row_sums,
     rows_of,
     untried,
@@ -42,6 +46,13 @@ HELD = {
     "read_index": "read_index_storage",
 }
 """The inputs that the engine copies from the host, and its attributes with their tensors."""
+
+KNOWN = {
+    f"{prefix}{name}LogitsWarper"
+    for prefix in ("", "ContinuousBatching")
+    for name in ("Temperature", "TopK", "TopP")
+}
+"""The classes of logits processors whose effect is known."""
 
 LARGEST_MASK = 2**24
 """The most entries of a mask that is judged, as its expected value is built."""
@@ -386,13 +397,25 @@ def rows(batch: TransformersBatch, processors: Any) -> Iterator[RowValues]:
             yield rows_of(name, names, held, right, place_of(processors.prepare_tensor_args))
 
 
+def sampled_of(state: Any, processors: Sequence[Any]) -> Sampled:
+    """Return the row of logits of a request. `processors` have the parameters that it lacks."""
+    plain = AskedSampling()
+    given = {
+        name: asked_of(state).get(
+            name, next(filter(None, (maybe(o, name) for o in processors)), one)
+        )
+        for name, one in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0))
+    }
+    return Sampled(state.request_id, replace(plain, **given), 0, ())
+
+
 def heads(
-    batch: TransformersBatch, noted: Mapping[str, Tensor], processes: bool
+    batch: TransformersBatch, noted: Mapping[str, Tensor], processors: Sequence[Any] = ()
 ) -> Iterator[RowValues]:
     """Yield whose hidden states the logits head gets, and whose logits the sampler.
 
     `noted` has the `hidden` states that were computed, those that are `given` to the head, the
-    `logits`, and the `scores` that the sampler gets, which the engine may `process` first.
+    `logits`, and the `scores` that the sampler gets, which `processors` may change first.
     """
     mine, tokens, lasts = list[str](), list[str](), list[int]()
     for one in batch.requests:
@@ -413,7 +436,13 @@ def heads(
         lasts, logits = [*range(len(mine))], logits[: len(mine)]
     else:
         whose, logits = tokens, logits[: batch.size]
-    if processes:
+    known = {type(one).__name__ for one in processors} <= KNOWN
+    if processors and known and noted["scores"].numel() <= MOST:
+        states = {one.state.request_id: one.state for one in batch.requests}
+        asked = [sampled_of(states[name], processors) for name in mine]
+        raw, held = noted["logits"][0][lasts], noted["scores"][0][: len(mine)]
+        yield from logits_of(asked, raw, held, heated=True)
+    elif processors:
         yield from untried(LOGITS, mine, "processors change them first")
     else:
         yield from handed_on(LOGITS, mine, scores[: len(mine)], lasts, logits, whose)

@@ -1,7 +1,8 @@
 """Follows one paged cache of the engine. `hooks.TARGETS` says what each method wraps."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from paritybit.connectors.following import HOST, Following, alike
 from paritybit.connectors.hooking import Call, guarded, maybe
-from paritybit.connectors.sampling import Recording
+from paritybit.connectors.sampling import MOST, AskedSampling, Recording, chosen, likely_of
 from paritybit.connectors.transformers import cache as caches
 from paritybit.connectors.transformers.batch import (
     LARGEST_MASK,
@@ -203,17 +204,21 @@ class FollowedCache(Following):
             once="it waits for other ranks" if ranks else None,
         )
         noted = {} if self.graphed else first[-1]
-        processes = bool(maybe(runner, "logit_processor.do_processing"))
-        self.rows("logits head", heads(batch, noted, processes))
+        self.rows("logits head", heads(batch, noted, processors_of(runner)))
         mine = [one for one in batch.requests if one.predicted]
         self.states |= {one.state.request_id: one.state for one in mine}
         tokens = first[1][0, : len(mine)].tolist()
-        made = [pair for pair in zip(mine, tokens, strict=True) if pair[0].computed]
-        self.recording.sampled(
-            [one.state.request_id for one, _ in made],
-            [one.cached + one.computed for one, _ in made],
-            [[token] for _, token in made],
-        )
+        made = [at for at, one in enumerate(mine) if one.computed]
+        names, tokens = [mine[at].state.request_id for at in made], [tokens[at] for at in made]
+        firsts, likely = [mine[at].cached + mine[at].computed for at in made], None
+        scores = noted.get("scores")
+        if scores is not None and scores.numel() <= MOST and len(scores[0]) >= len(mine):
+            logits = scores[0][made]
+            asked = AskedSampling(temperature=1.0 if runner.do_sample else 0.0)
+            self.rows("sampler", chosen(names, [asked] * len(names), logits, tokens))
+            if maybe(runner, "return_logprobs") and names:
+                likely = [[one] for one in likely_of(logits, tokens)]
+        self.recording.sampled(names, firsts, [[one] for one in tokens], likely)
 
     def records(self, original: Call, processor: Any) -> None:
         """Judge which tokens the engine records for the requests of a batch."""
@@ -224,7 +229,13 @@ class FollowedCache(Following):
             for name, one in states.items()
             if one is not None
         }
-        self.rows("scheduler", self.recording.recorded(known))
+        likely = {
+            name: dict(enumerate(one.logprobs[-len(one.generated_tokens) :], known[name][0]))
+            for name, one in states.items()
+            if one is not None
+            and 0 < len(one.generated_tokens) <= len(maybe(one, "logprobs") or ())
+        }
+        self.rows("scheduler", self.recording.recorded(known, likely))
 
     # Graphs.
 
@@ -259,7 +270,9 @@ class FollowedCache(Following):
 
         def eager() -> dict[str, Tensor]:
             arguments = runner.inputs_and_outputs.get_cb_kwargs()
-            runner._forward_process_and_sample(model, batch.given, *arguments)
+            with noting(runner, model) as noted:
+                runner._forward_process_and_sample(model, batch.given, *arguments)
+            self.rows("logits head", heads(batch, noted, processors_of(runner)))
             return outputs()
 
         self.watcher.replay(
@@ -353,8 +366,22 @@ class FollowedCache(Following):
         self.watcher.idle(slots, locked, hosts=hosts)
 
 
+def processors_of(runner: Any) -> Sequence[Any]:
+    """Return what changes the logits before a runner samples."""
+    held = maybe(runner, "logit_processor")
+    return [*held.logits_processor] if maybe(held, "do_processing") else []
+
+
 def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]:
     """Run a batch. Returns its result, the output ids that it wrote, and what `model` computed."""
+    with noting(runner, model) as noted:
+        result = run()
+    return result, runner.inputs_and_outputs.get_cb_kwargs()[-1], noted
+
+
+@contextmanager
+def noting(runner: Any, model: Any) -> Iterator[dict[str, Tensor]]:
+    """Note what a model computes, and what the runner samples from."""
     noted, hooks = dict[str, Tensor](), list[Any]()
 
     def note(name: str, one: Any) -> None:
@@ -377,9 +404,8 @@ def computed(runner: Any, model: Any, run: Callable[[], Any]) -> tuple[Any, ...]
             hooks += [base.register_forward_hook(of)]
             hooks += [head.register_forward_pre_hook(lambda *one: note("given", one[-1][0]))]
     try:
-        result = run()
+        yield noted
     finally:
         vars(runner).pop("_sample", None)
         for hook in hooks:
             hook.remove()
-    return result, runner.inputs_and_outputs.get_cb_kwargs()[-1], noted

@@ -5,8 +5,8 @@ keeps them by a slot that a request has until it ends.
 """
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,11 +18,16 @@ from paritybit.connectors.hooking import Call, maybe, place_of
 from paritybit.connectors.sampling import (
     HIDDEN,
     LOGITS,
+    MOST,
+    PROBABLE,
+    ROUNDING,
     AskedSampling,
     Recording,
     Sampled,
     Streams,
+    chosen,
     handed_on,
+    likely_of,
     logits_of,
     moves,
     row_sums,
@@ -47,6 +52,17 @@ COUNTED = "it is not known which tokens the engine counts for a request that was
 MASKED = "a grammar masks them first"
 FEWER = "the engine verifies fewer drafts than were scheduled"
 LATE = "the engine may count drafts that are rejected"
+
+LENIENT = "synthetic", "fly"
+"""The ways to verify drafts that accept tokens which the logits of a row do not allow."""
+
+RAW = "raw_logprobs"
+"""The log-likelihoods that an engine returns by default: those before any parameter."""
+
+OF_OTHERS = "logits of tokens that the request does not have"
+
+OF_PROMPTS, COUNT_OF_PROMPTS = "log-likelihoods of a prompt", "number of them"
+"""What the engine returns for a prompt."""
 
 NONE = -1
 """Stands for the seed of a request without one."""
@@ -101,6 +117,8 @@ class SampledBatch:
     """With one, the older runner may count drafts that are rejected, when a request may end."""
     added: Collection[str] = ()
     """Requests that begin, with drafts that only stand for some."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """The tokens that the sampler returns, by the row of logits."""
     taken: int = 0
     """The number of logits rows that the sampler has processed."""
     masked: Collection[str] = ()
@@ -108,6 +126,16 @@ class SampledBatch:
     hidden: Tensor | None = None
     scored: Tensor | None = None
     """The checksums of the hidden states of all tokens, and of the logits that the head returns."""
+    raw: Tensor | None = None
+    """The logits that the head returns, if a request asks for log-likelihoods of its output."""
+    final: list[tuple[Sequence[int], Sequence[Sampled], Tensor]] = field(default_factory=list)
+    """The logits after the parameters of rows, with their places and what they ask of them."""
+    listed: bool = False
+    """Whether the head's logits are needed for log-likelihoods."""
+    prompted: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The prompts of requests that ask for their log-likelihoods."""
+    exact: bool = True
+    """Whether the logits of a row say which tokens it may get."""
 
     @classmethod
     def of(
@@ -138,7 +166,26 @@ class SampledBatch:
             name for name, one in begun.items() if drafts.get(name) and one.computed < one.begun
         }
         masked = {name for name in names if maybe(of[name], GRAMMAR) is not None}
-        return cls(rows, counts, cached, vocabulary, account, added, masked=masked)
+        runner = now.runner
+        usual = maybe(runner, "vllm_config.model_config.logprobs_mode") == RAW
+        ranks = maybe(runner, "vllm_config.parallel_config.tensor_parallel_size")
+        alone = ranks == 1 and maybe(runner, "vllm_config.lora_config") is None
+        listed, prompted = (
+            {name for name in names if maybe(of[name], f"sampling_params.{part}") is not None}
+            for part in ("logprobs", "prompt_logprobs")
+        )
+        how = maybe(runner, "vllm_config.speculative_config.rejection_sample_method")
+        exact = how not in LENIENT and maybe(runner, "sampler.trace_replay_state") is None
+        return cls(
+            *(rows, counts, cached, vocabulary, account, added),
+            masked=masked,
+            listed=usual and bool(listed),
+            prompted={
+                name: of[name].all_token_ids[: of[name].num_prompt_tokens]
+                for name in (prompted if usual and alone else ())
+            },
+            exact=exact,
+        )
 
     @property
     def names(self) -> list[str]:
@@ -164,14 +211,48 @@ class SampledBatch:
             for place in range(end - drafts - 1, end)
         ]
 
-    def made(self, result: Any) -> tuple[list[str], list[int], list[list[int]]]:
+    def made(
+        self, result: Any
+    ) -> tuple[list[str], list[int], list[list[int]], list[list[float | None]] | None]:
         """Return what `Recording.sampled` gets of the result of a sampler."""
         first, *rest = result if isinstance(result, tuple) else (result,)
         tokens = tokens_of(first.sampled_token_ids, *rest[:1])
-        rows = zip(self.rows, self.drafts, tokens, strict=True)
-        found = [(row, len(row.tokens) - drafts, made) for row, drafts, made in rows if row.used]
-        names, firsts = [row.request for row, _, _ in found], [first for _, first, _ in found]
-        return names, firsts, [made for _, _, made in found]
+        rows = zip(
+            self.rows, self.drafts, tokens, offsets(n + 1 for n in self.drafts), strict=False
+        )
+        found = [
+            (row, len(row.tokens) - drafts, made, at) for row, drafts, made, at in rows if row.used
+        ]
+        self.tokens = {
+            at + place: token for *_, made, at in found for place, token in enumerate(made)
+        }
+        likely = None
+        if self.raw is not None and len(self.raw) == sum(self.drafts) + len(self.drafts):
+            values = likely_of(self.raw[[*self.tokens]], [*self.tokens.values()])
+            by_place = dict(zip(self.tokens, values, strict=True))
+            # A grammar masks logits before the engine takes log-likelihoods of them.
+            likely = [
+                [
+                    None if row.request in self.masked else by_place[at + place]
+                    for place in range(len(made))
+                ]
+                for row, _, made, at in found
+            ]
+        names, firsts = [row.request for row, *_ in found], [first for _, first, *_ in found]
+        return names, firsts, [made for _, _, made, _ in found], likely
+
+    def chosen(self) -> Iterator[RowValues]:
+        """Yield the tokens of the result of a sampler, and some that their logits allow."""
+        places = [at for places, *_ in self.final for at in places]
+        # If the engine verifies fewer drafts, it is not known which row is whose.
+        if not self.exact or sorted(places) != [*range(sum(self.drafts) + len(self.drafts))]:
+            return
+        for places_of, rows, logits in self.final:
+            mine = [at for at, place in enumerate(places_of) if place in self.tokens]
+            names, asked = [rows[at].request for at in mine], [rows[at].asked for at in mine]
+            yield from chosen(
+                names, asked, logits[mine], [self.tokens[places_of[at]] for at in mine]
+            )
 
     def logits_indices(self, given: Tensor) -> Iterator[RowValues]:
         """Yield the indices of the tokens whose logits are sampled."""
@@ -190,6 +271,8 @@ class SampledBatch:
         yield from handed_on(HIDDEN, names, given, self.places, self.hidden, tokens)
         if self.hidden is not None and logits is not None:
             self.scored = row_sums(logits)
+        if self.listed and logits is not None and logits.numel() <= MOST:
+            self.raw = logits.float().clone()
 
     def handed(self, raw: Tensor, places: Sequence[int]) -> Iterator[RowValues]:
         """Yield whose logits the sampler gets, which are to be those at `places`."""
@@ -199,6 +282,66 @@ class SampledBatch:
         names = [every[place] for place in mine]
         yield from handed_on(LOGITS, names, given[rows], mine, self.scored, whose)
         yield from untried(LOGITS, [*self.masked], MASKED)
+
+    def prompts(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the tokens of prompts whose log-likelihoods this forward computes.
+
+        They have a request and a position, and the value is the place of the token before among
+        those of the forward, and the token.
+        """
+        found, start = dict[tuple[str, int], tuple[int, int]](), 0
+        for row, cached in zip(self.rows, self.cached, strict=True):
+            prompt = self.prompted.get(row.request, ())
+            for at in range(cached + 1, min(len(row.tokens) + 1, len(prompt))):
+                found[row.request, at] = start + at - 1 - cached, prompt[at]
+            start += len(row.tokens) - cached
+        return found
+
+    def others(
+        self, rows: Sequence[Sampled], raw: Tensor, held: Tensor, names: Collection[str]
+    ) -> Iterator[RowValues]:
+        """Yield the logits of requests for tokens that they do not have, which have no penalty.
+
+        It is not known which of their own tokens the engine counts.
+        """
+        places = [
+            at for at, row in enumerate(rows) if row.used and row.request in names and row.known
+        ]
+        if not places or len(places) * raw.shape[-1] > MOST:
+            return
+        right = torch.stack([rows[at].logits(raw[at], heated=False) for at in places])
+        given = held[places].float()
+        for row, at in enumerate(places):
+            forbidden = (word[-1] for word in rows[at].asked.forbidden)
+            own = {*rows[at].tokens, *forbidden, *rows[at].asked.stops}
+            mine = [one for one in own if one is not None and one < raw.shape[-1]]
+            right[row, mine] = given[row, mine]
+        yield RowValues(OF_OTHERS, [rows[at].request for at in places], given, right, ROUNDING)
+
+    def drawn(self, given: Mapping[str, Any], count: int) -> Iterator[RowValues]:
+        """Yield where in its text the newer runner draws the token of each row of logits."""
+        rows = self.every()[self.taken : self.taken + count]
+        names = [row.request for row in rows]
+        steps = [step for drafts in self.drafts for step in range(drafts + 1)]
+        right = {
+            "pos": [len(row.tokens) - 1 for row in rows],
+            "expanded_local_pos": steps[self.taken : self.taken + count],
+        }
+        for name, values in right.items():
+            if isinstance(held := given.get(name), Tensor) and len(held) == len(rows):
+                yield rows_of(name, names, held, values)
+
+    def asks(self, row: Sampled, given: Any, owner: Any, dropped: bool) -> AskedSampling:
+        """Return what the logits of a row do not have yet: the newer runner's have temperatures.
+
+        They may also lack what `top_p` has `dropped`, so what is left is likelier. The older runner
+        verifies drafts without `min_p`.
+        """
+        if given is None:
+            top_p = 1.0 if dropped else row.asked.top_p
+            heat = 1.0 if row.asked.temperature else 0.0
+            return replace(row.asked, temperature=heat, top_p=top_p)
+        return replace(row.asked, min_p=0.0) if hasattr(owner, "sampler") else row.asked
 
     def asked(self, part: str, rows: Sequence[Sampled]) -> list[Any]:
         """Return what the requests of rows ask for as one parameter of their sampling."""
@@ -271,13 +414,20 @@ class SampledBatch:
                 yield rows_of(name, of, given, [right[at] for at in mine], source, held.cpu)
 
     def logits(
-        self, owner: Any, raw: Tensor, result: Tensor, given: Any, source: str | None
+        self,
+        owner: Any,
+        raw: Tensor,
+        result: Tensor,
+        given: Any,
+        source: str | None,
+        *,
+        dropped: bool = True,
     ) -> Iterator[RowValues]:
         """Yield logits before and after the sampling parameters.
 
         The sampler `owner` changed them, at the line `source`. `given` is the older runner's
-        metadata, or None. Penalties of `added` requests are not judged, nor those of the older
-        runner if it schedules ahead.
+        metadata, or None, and then unlikely tokens may be `dropped`. Penalties of `added` requests
+        are not judged, nor those of the older runner if it schedules ahead.
         """
         late, rows = self.account is not None, self.rows
         ends = offsets(count + 1 for count in self.drafts)
@@ -297,6 +447,9 @@ class SampledBatch:
         if given is not None and len(rows) != len(raw):
             return
         yield from self.handed(raw, places)
+        if result.numel() <= MOST:
+            asks = [replace(row, asked=self.asks(row, given, owner, dropped)) for row in rows]
+            self.final.append((places, asks, result.float().clone()))
         if not known:
             return
         used = [row for row in rows if row.used]
@@ -305,6 +458,8 @@ class SampledBatch:
         ending = {row.request for row in used if late and row.asked.least}
         yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
         yield from untried("logits with a minimum of tokens", sorted(ending), LATE)
+        if ahead:
+            yield from self.others(rows, raw, result, counted - ending)
         unknown = counted | ending
         sure = [replace(row, used=row.used and row.request not in unknown) for row in rows]
         yield from logits_of(sure, raw, result, given is None, source)
@@ -366,6 +521,37 @@ def weights_of(adapter: Any) -> Iterator[tuple[str, Tensor]]:
     return tensors([(one.lora_a, one.lora_b) for one in adapter.loras.values()])
 
 
+def likely_in(
+    outputs: Iterable[Any], of: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[int, float]]]:
+    """Yield the log-likelihoods that a scheduler returns for the last tokens of its requests."""
+    for one in outputs:
+        given, name = maybe(one, "new_logprobs"), one.request_id
+        if given is not None and name in of:
+            first = len(of[name].all_token_ids) - len(one.new_token_ids)
+            yield name, dict(enumerate(given.logprobs[:, 0].tolist(), first))
+
+
+def of_prompts(
+    outputs: Iterable[Any], of: Mapping[str, Any], known: Mapping[str, Mapping[int, float]]
+) -> Iterator[RowValues]:
+    """Yield the log-likelihoods of prompts that a scheduler returns: how many, and how large.
+
+    `known` are those that were computed here, by position.
+    """
+    for one in outputs:
+        given, name = maybe(one, "new_prompt_logprobs_tensors"), one.request_id
+        if given is None or name not in of or name not in known or of[name].num_prompt_tokens < 2:
+            continue
+        held, right = given.logprobs[:, 0].float().cpu(), of[name].num_prompt_tokens - 1
+        yield rows_of(COUNT_OF_PROMPTS, [name], [len(held)], [right])
+        places = [at for at in known[name] if at <= len(held)]
+        if len(held) == right and places:
+            mine = torch.tensor([known[name][at] for at in places])
+            given_there = held[[at - 1 for at in places]]
+            yield RowValues(OF_PROMPTS, [name], given_there[None], mine[None], PROBABLE)
+
+
 def model_of(runner: Any) -> Any:
     """Return the model of a runner, without the wrapper of its graphs."""
     model = runner.get_model()
@@ -377,6 +563,8 @@ class JudgedRows(Drafting):
 
     runner: Any = Weakly()
     sampling: SampledBatch | None = None
+    own: bool = False
+    """Whether the connector itself uses the model's head."""
 
     def forget(self) -> None:
         """Stop watching, and forget all that is known of requests and rows."""
@@ -388,6 +576,8 @@ class JudgedRows(Drafting):
         self.moves: dict[str, tuple[Stack, str]] = {}
         """How each request came into its row, since the forward before that was judged."""
         self.recording, self.streams = Recording(), Streams()
+        self.prompted: dict[str, dict[int, float]] = {}
+        """The log-likelihoods of tokens of prompts, by request and position."""
         self.placed: dict[str, int] = {}
 
     def begin_rows(self, now: Any, names: Sequence[str]) -> None:
@@ -426,6 +616,7 @@ class JudgedRows(Drafting):
             super().sampled(original, runner)
             if sampling is not None and self.checked:
                 self.recording.sampled(*sampling.made(original.result()))
+                self.rows(SAMPLER, sampling.chosen(), self.moves)
                 drafts = dict(zip(sampling.names, sampling.drafts, strict=True))
                 used = {row.request for row in sampling.rows if row.used}
                 self.rows(SAMPLER, self.streams.end(generators, drafts, used), self.moves)
@@ -435,30 +626,48 @@ class JudgedRows(Drafting):
     def records(self, original: Call, scheduler: Any, output: Any) -> None:
         """Judge which tokens a scheduler in this process records for requests."""
         of = {name: scheduler.requests.get(name) for name in output.num_scheduled_tokens}
-        original()
-        self.judge_recorded({name: one for name, one in of.items() if one is not None})
+        result = original()
+        mine = {name: one for name, one in of.items() if one is not None}
+        told = [one for outputs in (result or {}).values() for one in outputs.outputs]
+        self.judge_recorded(mine, dict(likely_in(told, mine)))
+        self.rows("scheduler", of_prompts(told, mine, self.prompted))
+        for name in [*self.prompted]:
+            if name not in scheduler.requests:
+                del self.prompted[name]
 
-    def judge_recorded(self, of: Mapping[str, Any]) -> None:
-        """Judge which tokens the scheduler has recorded for requests."""
+    def judge_recorded(
+        self, of: Mapping[str, Any], likely: Mapping[str, Mapping[int, float]] = {}
+    ) -> None:
+        """Judge which tokens the scheduler has recorded for requests, and how likely they are."""
         mine = {name: of[name] for name in self.recording.made.keys() & of.keys()}
         known = {
             name: (first, one.all_token_ids[first:])
             for name, one in mine.items()
             for first in [one.num_prompt_tokens]
         }
-        self.rows("scheduler", self.recording.recorded(known))
+        self.rows("scheduler", self.recording.recorded(known, likely))
 
     def computed(self, output: Any, live: int) -> None:
         """Note the hidden states of the live tokens of a forward."""
         output = output[0] if isinstance(output, tuple) else output
-        if self.sampling is not None and isinstance(output, Tensor) and len(output) >= live:
-            self.sampling.hidden = row_sums(output[:live])
+        sampling = self.sampling
+        if sampling is not None and isinstance(output, Tensor) and len(output) >= live:
+            sampling.hidden = row_sums(output[:live])
+            known = sampling.prompts()
+            if known and len(known) * sampling.vocabulary <= MOST:
+                places, tokens = zip(*known.values(), strict=True)
+                self.own = True  # The head is not asked by the engine.
+                with torch.no_grad():
+                    logits = model_of(self.runner).compute_logits(output[[*places]])
+                self.own = False
+                for (name, at), value in zip(known, likely_of(logits, tokens), strict=True):
+                    self.prompted.setdefault(name, {})[at] = value
 
     def scores(self, result: Any, model: Any, hidden: Tensor) -> None:
         """Judge the hidden states that a runner's logits head gets for the sampler."""
         sampling = self.sampling
         mine = self.runner is not None and model is model_of(self.runner)
-        if sampling is not None and sampling.scored is None and mine:
+        if sampling is not None and sampling.scored is None and mine and not self.own:
             self.rows("logits head", sampling.heads(hidden, result))
 
     def processed(self, original: Call, owner: Any, logits: Tensor) -> None:
@@ -466,7 +675,11 @@ class JudgedRows(Drafting):
         sampling, metadata = self.sampling, original.having("all_greedy")
         if sampling is None or not self.checked:
             return
+        if metadata is None:
+            self.rows(SAMPLER, sampling.drawn(original.arguments, len(logits)), self.moves)
         raw = logits if metadata is None else logits.clone()
         result = original()
         source = place_of(original.function)
-        self.rows(SAMPLER, sampling.logits(owner, raw, result, metadata, source), self.moves)
+        dropped = not original.arguments.get("skip_top_k_top_p")
+        judged = sampling.logits(owner, raw, result, metadata, source, dropped=dropped)
+        self.rows(SAMPLER, judged, self.moves)

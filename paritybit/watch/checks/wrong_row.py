@@ -88,7 +88,7 @@ CHECK = Check(
     "wrong row",
     "rows",
     "each row of a batch has its own request's sampling parameters, random numbers, adapter, "
-    "logits, tokens, counts, KV in each layer, and attention to it",
+    "logits, tokens, log-likelihoods, counts, KV in each layer, and attention to it",
     judge,
     lambda rows: sum(len(values.requests) for values in rows.values),
 )
