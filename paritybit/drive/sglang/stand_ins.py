@@ -155,6 +155,27 @@ def _stand_in_for_binding() -> str | None:
     return put_in("sglang.srt.distributed.bootstrap", "_bind_threads_if_cpu", lambda **_: None)
 
 
+class Passing(torch.nn.Identity):
+    """Stands in for a vision model, which gets the embeddings of images as their features."""
+
+    dtype = torch.float32
+
+    def __init__(self, *_: Any, **named: Any) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor, grid_thw: Any = None, **_: Any) -> Tensor:
+        """Return the features."""
+        return input
+
+
+@ON_A_CPU.add(
+    "the vision model: none, so that the features of images are their embeddings",
+    "its arithmetic has no part in which of them a token gets",
+)
+def _stand_in_for_vision() -> str | None:
+    return put_in("sglang.srt.models.qwen2_vl", "Qwen2VisionTransformer", Passing)
+
+
 ON_A_CPU.add("pinned memory: any memory", "a CPU can pin none")(unpin_memory)
 
 

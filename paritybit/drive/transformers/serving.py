@@ -160,7 +160,7 @@ class Transformers(Engine):
         del self._answers[sample]
         answer.judge(sample)
         numbers = [one for one in likely if one <= NOISE]  # Not those that are not a number.
-        complete = len(numbers) == len(likely) == len(tokens) * self.served.streamed
+        complete = len(numbers) == len(likely) == len(tokens) * self.served.likelihoods
         if output.prompt_ids != answer.prompt or not complete:
             report(f"request {sample} has another prompt, or not one log-likelihood per token")
         elif self.plain is not None and tokens and (likely or not how):

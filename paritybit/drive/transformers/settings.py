@@ -34,7 +34,7 @@ class TransformersServed(Common):
       part of the pool, so some have to.
     - `samples`: the number of sequences per request, which are forked after the prompt.
     - `sampling`: each request has its own parameters of sampling.
-    - `streamed`: answers come token by token, and with log-likelihoods.
+    - `streamed`: answers come token by token.
     - `tables`: decoding gets tables of blocks, which the engine has for flash attention only.
     """
 
@@ -91,6 +91,11 @@ class TransformersServed(Common):
         return ("ignore_eos",)
 
     @property
+    def likelihoods(self) -> bool:
+        """Whether answers have log-likelihoods: those of one row in four have none."""
+        return self.streamed or self.seed % 4 > 0
+
+    @property
     def drawn(self) -> bool:
         """Whether tokens are drawn at random."""
         return self.samples > 1 or self.sampling
@@ -140,6 +145,6 @@ class TransformersServed(Common):
             "kv_padding_interval_size": KV_PADDING,
             "scheduler_type": self.scheduler,
             "per_request_processors": self.sampling,
-            "return_logprobs": self.streamed,
+            "return_logprobs": self.likelihoods,
             "cpu_offload_space": self.space(),
         }

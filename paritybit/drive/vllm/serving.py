@@ -491,7 +491,11 @@ def sampling_of(one: Planned, served: VllmServed) -> Sampling:
         asked = replace(asked, allowed_token_ids=None)
     if served.speculative == "ngram":
         few = FEW if asked.grammar is None else 2 * FEW
-        asked = replace(asked, allowed_token_ids=tuple(range(FIRST_TOKEN, FIRST_TOKEN + few)))
+        stops = asked.stop_token_ids
+        if stops and asked.min_tokens:  # A minimum forbids only tokens that are allowed.
+            stops = (FEW // 2 * (1 + sum(stops) % 2),)  # Not as strings: see `strings_of`.
+        allowed = tuple(range(FIRST_TOKEN, FIRST_TOKEN + few))
+        asked = replace(asked, allowed_token_ids=allowed, stop_token_ids=stops)
     return asked
 
 
