@@ -422,7 +422,9 @@ def chosen(
 
 def may_be(token: int, asked: AskedSampling, logits: Tensor) -> bool:
     """Return whether a request may get a token, by its logits [vocabulary]."""
-    if not 0 <= token < len(logits) or not bool(logits.isfinite().any()):
+    if not bool(logits.isfinite().any()):
+        return True  # Nothing says what an engine has to choose then.
+    if not 0 <= token < len(logits):
         return False
     size = logits.masked_fill(logits.isinf(), 0).abs().max().clamp(min=1)
     likelier = logits > logits[token] + ROUNDING * size
@@ -438,8 +440,11 @@ def may_be(token: int, asked: AskedSampling, logits: Tensor) -> bool:
 
 
 def likely_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Return the log-likelihood of a token in each row of logits [rows, vocabulary]."""
-    ids = torch.tensor(tokens, device=logits.device)[:, None]
+    """Return the log-likelihood of a token in each row of logits [rows, vocabulary].
+
+    On a GPU, an index out of bounds would end the engine.
+    """
+    ids = torch.tensor(tokens, device=logits.device).clamp(0, logits.shape[-1] - 1)[:, None]
     found: list[float] = logits.float().log_softmax(-1).gather(1, ids)[:, 0].tolist()
     return found
 

@@ -271,6 +271,9 @@ def test_a_sampled_token_is_one_that_the_parameters_of_its_row_allow(
     for token in range(-1, len(RAW) + 1):
         found = told(*chosen(*given, [token, 1]))
         assert bool(found) == (token not in allowed)
+    nothing = ["a"], [asked], torch.full((1, len(RAW)), -INF)
+    assert told(*chosen(*nothing, [len(RAW)])) == []
+    assert likely_of(nothing[-1].nan_to_num(), [len(RAW)])  # No index out of bounds.
     (text,) = told(*chosen(*given, [1, 1]))
     assert text == (
         "sampler: token sampled of request a (row 0) is 1, not 5; that is the value of request b"

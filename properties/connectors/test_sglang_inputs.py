@@ -533,10 +533,12 @@ def test_the_tokens_and_logits_of_a_sampler_are_those_of_each_request() -> None:
     mine[0].custom_logit_processor = "a"
     (judged,) = allowed_tokens(mine, [asked, plain], held, [[4], [5]])
     assert judged.requests == ["b"]
-    assert likelihoods(mine, [asked, plain], held, [[3], [5]]) is None
+    given = mine, [asked, plain], held, [[3], [5]]
+    assert likelihoods(*given, heats=True) is None
     mine[1].return_logprob = True
-    right = (held / 2).log_softmax(1)
-    assert likelihoods(mine, [asked, plain], held, [[3], [5]]) == [[None], [right[1, 5]]]
+    for heats, temperature in ((True, 2.0), (False, 1.0)):
+        right = (held / temperature).log_softmax(1)
+        assert likelihoods(*given, heats=heats) == [[None], [right[1, 5]]]
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -544,9 +546,9 @@ def test_log_likelihoods_belong_to_the_last_tokens_of_a_request(nested: bool) ->
     given = {"output_token_logprobs_val": [-1.0, -2.0]}
     own = {"logprob": Part(**given)} if nested else given
     request = Part(origin_input_ids=[1, 2, 3], output_ids=[4, 5], **own)
-    assert listed(request) == {3: -1.0, 4: -2.0}
+    assert listed(request, [2, 4, 5]) == {4: -2.0}
     request.output_ids.append(6)
-    assert listed(request) == {}
+    assert listed(request, [4]) == {}
 
 
 def test_what_the_penalizers_keep_and_apply_is_judged_without_overlap() -> None:

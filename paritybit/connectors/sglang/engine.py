@@ -102,8 +102,13 @@ class SglangEngine(Attended):
         self.scored: tuple[list[str], Tensor] | None = None
         """The request of each row of logits that is sampled next, and the checksums of these."""
         self.places: Mapping[str, int | None] = {}
-        self.drawn: Tensor | None = None
         """The first position of each request that is sampled next, or None if that is not used."""
+        self.drawn: Tensor | None = None
+        self.heats: bool | None = None
+        """The logits from which the sampler draws, and whether likelihoods are by temperature.
+
+        It is None if they are computed in a way that is not known.
+        """
         self.recording = Recording()
         self.names_next = False
         """Whether a batch passes the token after a chunk of a prompt to the draft model."""
@@ -418,11 +423,12 @@ class SglangEngine(Attended):
                 name: None if at < known.get(name, 0) else at for name, at in places.items()
             }
 
-    def samples(self, original: Call, runner: Any, output: Any) -> None:
+    def samples(self, original: Call, runner: Any, output: Any, batch: Any = None) -> None:
         """Judge the logits of a sampler, and note the tokens that it returns."""
         self.given(output)
         logits, count = output.next_token_logits, len(self.places)
-        judged = count and not self.unwatched and logits.numel() <= MOST
+        marked = maybe(batch, "sampling_info.has_watermark_candidates")
+        judged = count and not self.unwatched and not marked and logits.numel() <= MOST
         raw, self.drawn = logits[:count].clone() if judged else None, None
         tokens = original()
         final, self.drawn = self.drawn, None
@@ -431,13 +437,15 @@ class SglangEngine(Attended):
             return
         if len(mine := self.placed_requests()) == count:
             self.rows("sampler", sampling.biased(mine, raw, final[:count]))
-        self.made(tokens[:, None].tolist, final[:count], sampled=True)
+        self.made(tokens[:, None].tolist, final[:count], sampled=True, heats=self.heats)
 
-    def draws(self, sampler: Any, output: Any) -> None:
-        """Note the logits from which a sampler draws."""
+    def draws(self, sampler: Any, output: Any, info: Any = None) -> None:
+        """Note the logits from which a sampler draws, and how it computes likelihoods."""
         logits = output.next_token_logits
         if self.places and logits.numel() <= MOST and logits.dtype == torch.float32:
             self.drawn = logits.clone()
+            rounds = maybe(sampler, "rl_on_policy_target") is not None
+            self.heats = None if rounds else not maybe(info, "is_all_greedy")
 
     def placed_requests(self) -> list[Any]:
         """Return the requests of the rows that are sampled now."""
@@ -450,10 +458,12 @@ class SglangEngine(Attended):
         logits: Tensor | None = None,
         *,
         sampled: bool = False,
+        heats: bool | None = None,
     ) -> None:
         """Note the tokens that were sampled for each row, if the forward was checked.
 
-        `logits` are those of each token. With `sampled`, they say which tokens are allowed.
+        `logits` are those of each token. With `sampled`, they say which tokens are allowed. `heats`
+        is as in `draws`.
         """
         mine, places, self.places = self.placed_requests(), self.places, {}
         if places and not self.unwatched:
@@ -462,7 +472,7 @@ class SglangEngine(Attended):
             if logits is not None and known and not bool(logits.isnan().any()):
                 asked = [self.asked.get(one) or one.sampling_params for one in mine]
                 given = mine, asked, logits, made
-                likely = sampling.likelihoods(*given)
+                likely = None if heats is None else sampling.likelihoods(*given, heats=heats)
                 if sampled:
                     self.rows("sampler", sampling.allowed_tokens(*given))
             self.recording.sampled([*places], [*places.values()], made, likely)
@@ -477,7 +487,7 @@ class SglangEngine(Attended):
             self.rows("scheduler", hidden.values())
         mine = [one for one in batch.reqs if one.rid in self.recording.made]
         known = {one.rid: (len(one.origin_input_ids), one.output_ids) for one in mine}
-        likely = {one.rid: sampling.listed(one) for one in mine}
+        likely = {one.rid: sampling.listed(one, self.recording.made[one.rid]) for one in mine}
         self.rows("scheduler", self.recording.recorded(known, likely))
 
     def given(self, output: Any) -> None:
@@ -503,11 +513,15 @@ class SglangEngine(Attended):
         raw = held.clone()
         self.given(output)
         predicted, _, accepted = original()
-        small = held.numel() <= MOST and held.dtype == torch.float32
+        marked, greedy = (
+            bool(maybe(info, name)) for name in ("has_watermark_candidates", "is_all_greedy")
+        )
+        small = not marked and held.numel() <= MOST and held.dtype == torch.float32
         self.made(
             lambda: [predicted[one[one >= 0].long()].tolist() for one in accepted],
             held[accepted[accepted >= 0].long()] if small else None,
-            sampled=bool(maybe(info, "is_all_greedy")) and not sampling.simulated(),
+            sampled=greedy and not sampling.simulated(),
+            heats=not greedy,
         )
         names = [one.rid for one in batch.reqs for _ in range(int(drafts.draft_token_num))]
 
@@ -519,7 +533,7 @@ class SglangEngine(Attended):
             yield RowValues("logits", names, held.cpu(), raw.cpu(), ROUNDING)
 
         # The engine replaces what is not a number, and all logits for a watermark.
-        others = maybe(info, "has_watermark_candidates") or bool(raw.isnan().any())
+        others = marked or bool(raw.isnan().any())
         if len(held) == len(names) and not others:
             self.rows("drafts", judged())
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -339,15 +339,24 @@ def allowed_tokens(
 
 
 def likelihoods(
-    requests: Sequence[Any], asked: Sequence[Any], logits: Tensor, made: Sequence[Sequence[int]]
+    requests: Sequence[Any],
+    asked: Sequence[Any],
+    logits: Tensor,
+    made: Sequence[Sequence[int]],
+    *,
+    heats: bool,
 ) -> list[list[float | None]] | None:
-    """Return the log-likelihoods of the tokens that were `made`, if a request asks for them."""
+    """Return the log-likelihoods of the tokens that were `made`, if a request asks for them.
+
+    Without `heats`, they do not depend on temperatures, as in a batch of greedy requests.
+    """
     module = sys.modules.get("sglang.srt.layers.sampler")
     other = getattr(module, "SGLANG_RETURN_ORIGINAL_LOGPROB", False)
     if other or not any(maybe(one, "return_logprob") for one in requests):
         return None
+    pairs = zip(asked, made, strict=True)
     heat = torch.tensor(
-        [one.temperature for one, tokens in zip(asked, made, strict=True) for _ in tokens]
+        [one.temperature if heats else 1.0 for one, tokens in pairs for _ in tokens]
     )
     found = iter(
         likely_of(
@@ -361,12 +370,14 @@ def likelihoods(
     ]
 
 
-def listed(request: Any) -> Mapping[int, float]:
-    """Return the log-likelihoods of the output that a request has, by position."""
+def listed(request: Any, places: Iterable[int]) -> Mapping[int, float]:
+    """Return the log-likelihoods that a request has for tokens at some places."""
     given = maybe(request, "logprob.output_token_logprobs_val")
     given = maybe(request, "output_token_logprobs_val") if given is None else given
     known = given is not None and len(given) == len(request.output_ids)
-    return dict(enumerate(map(float, given), len(request.origin_input_ids))) if known else {}
+    first = len(request.origin_input_ids)
+    mine = [at for at in places if known and 0 <= at - first < len(given)]
+    return {at: float(given[at - first]) for at in mine}
 
 
 # LoRA adapters.

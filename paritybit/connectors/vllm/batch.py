@@ -413,7 +413,9 @@ def of_runner(
     return VllmBatch(ids, positions, mine, live, padded_to, pool.share, pool.views)
 
 
-def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[StaticInput]:
+def of_indexer(
+    batch: VllmBatch, metadata: Any, forward: Forward, drafts: bool = False
+) -> Iterator[StaticInput]:
     """Yield what an indexer gets for rows: slots to write, lengths, blocks and ranges of keys.
 
     With drafts, it gets the decoding rows by token. Raises NotRecognisedError.
@@ -435,16 +437,18 @@ def of_indexer(batch: VllmBatch, metadata: Any, forward: Forward) -> Iterator[St
         yield expected("seq_lens of the indexer", lengths, seen)
         blocks = held.decode.block_table[: len(seen)]
         yield expected("block_table of the indexer", blocks, table[of_row])
-    yield from chunks_of_indexer(maybe(held, "prefill.chunks") or (), rows, table, len(decodes))
+    yield from chunks_of_indexer(
+        maybe(held, "prefill.chunks") or (), rows, table, len(decodes), drafts
+    )
 
 
 def chunks_of_indexer(
-    chunks: Sequence[Any], rows: Sequence[Row], table: Tensor, first: int
+    chunks: Sequence[Any], rows: Sequence[Row], table: Tensor, first: int, drafts: bool
 ) -> Iterator[StaticInput]:
     """Yield what an indexer gets for the chunks of prompts, which are the rows from `first` on.
 
     The keys of the requests of a chunk are gathered, one request after the other. A chunk without
-    a gather uses those of the chunk before.
+    a gather uses those of the chunk before. With `drafts`, the number of keys may be larger.
     """
     starts, gathered = offsets(row.computed for row in rows), list[int]()
     ends = [starts[first], *(chunk.token_end for chunk in chunks)]
@@ -471,9 +475,12 @@ def chunks_of_indexer(
         }
         for name, values in right.items():
             if (given := maybe(chunk, name)) is not None:
-                yield expected(f"{name} of the indexer", given, values)
+                longer = drafts and name == "token_to_seq"
+                held = given[: len(values)] if longer else given
+                yield expected(f"{name} of the indexer", held, values)
         bound = min(chunk.max_seqlen_k, longest) if hasattr(chunk, "max_seqlen_k") else longest
-        held = torch.tensor([int(chunk.total_seq_lens), bound, reused])
+        total = int(chunk.total_seq_lens)
+        held = torch.tensor([min(total, at) if drafts else total, bound, reused])
         values = [at, longest, reused and int(parts == gathered)]
         yield expected("sizes of the indexer's keys", held, values)
         gathered = parts

@@ -428,7 +428,8 @@ class VllmEngine(Attended):
         watcher.judge_tokens(ids, positions)
         inputs = batch.to_judge(forward, now.runner.vllm_config.model_config, now.bases)
         watcher.judge_inputs("batch", [*inputs, *batch.tails(forward)])
-        watcher.judge_inputs("indexer", list(batches.of_indexer(batch, metadata, forward)))
+        drafts = now.runner.vllm_config.speculative_config is not None
+        watcher.judge_inputs("indexer", list(batches.of_indexer(batch, metadata, forward, drafts)))
         if self.states is not None:
             of_rows = [self.requests.known[name] for name in names]
             rows = list(zip(of_rows, forward.rows, strict=False))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paritybit.connectors.following import offsets, tensors
+from paritybit.connectors.following import attributes, offsets, tensors
 from paritybit.connectors.hooking import Call, maybe, place_of
 from paritybit.connectors.sampling import (
     HIDDEN,
@@ -458,7 +458,7 @@ class SampledBatch:
         ending = {row.request for row in used if late and row.asked.least}
         yield from untried("penalties and forbidden words", sorted(counted), COUNTED)
         yield from untried("logits with a minimum of tokens", sorted(ending), LATE)
-        if ahead:
+        if ahead and not any(self.drafts):
             yield from self.others(rows, raw, result, counted - ending)
         unknown = counted | ending
         sure = [replace(row, used=row.used and row.request not in unknown) for row in rows]
@@ -583,6 +583,7 @@ class JudgedRows(Drafting):
     def begin_rows(self, now: Any, names: Sequence[str]) -> None:
         """Note what the requests of a forward asked for, and judge the adapters of its tokens."""
         of, runner, counts = self.requests.known, now.runner, now.output.num_scheduled_tokens
+        self.prompted = {name: one for name, one in self.prompted.items() if name in of}
         with self.recognising("rows"):
             before, self.placed = self.placed, {name: row for row, name in enumerate(names)}
             holder = maybe(runner, "input_batch") or runner.req_states
@@ -631,9 +632,6 @@ class JudgedRows(Drafting):
         told = [one for outputs in (result or {}).values() for one in outputs.outputs]
         self.judge_recorded(mine, dict(likely_in(told, mine)))
         self.rows("scheduler", of_prompts(told, mine, self.prompted))
-        for name in [*self.prompted]:
-            if name not in scheduler.requests:
-                del self.prompted[name]
 
     def judge_recorded(
         self, of: Mapping[str, Any], likely: Mapping[str, Mapping[int, float]] = {}
@@ -654,12 +652,12 @@ class JudgedRows(Drafting):
         if sampling is not None and isinstance(output, Tensor) and len(output) >= live:
             sampling.hidden = row_sums(output[:live])
             known = sampling.prompts()
-            if known and len(known) * sampling.vocabulary <= MOST:
+            # Those of other dtypes depend on how many rows the head gets at once.
+            exact = output.dtype == torch.float32
+            if known and exact and len(known) * sampling.vocabulary <= MOST:
                 places, tokens = zip(*known.values(), strict=True)
-                self.own = True  # The head is not asked by the engine.
-                with torch.no_grad():
+                with torch.no_grad(), attributes((self, "own", True)):
                     logits = model_of(self.runner).compute_logits(output[[*places]])
-                self.own = False
                 for (name, at), value in zip(known, likely_of(logits, tokens), strict=True):
                     self.prompted.setdefault(name, {})[at] = value
 
