@@ -18,7 +18,7 @@ from paritybit.drive.served import DEVICES, PARALLEL
 NAMED = "crowded", "split"
 
 ALIKE: Mapping[tuple[str, str], set[str]] = {
-    ("sglang", "cpu"): {"rows", "alone", "apart", "shared", *NAMED},
+    ("sglang", "cpu"): {"rows", "backend", "alone", "apart", "shared", *NAMED},
     ("sglang", "cuda"): {
         *("rows", "backend", "alone", "apart", "quantised", "shared", "sessions", "images"),
         *NAMED,

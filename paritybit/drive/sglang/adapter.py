@@ -50,7 +50,7 @@ PLACES = "positions of images"
 
 WITHOUT_DRAFTS = ("Gemma 4", *(one for one in OTHER_MODELS if one != "compressed KV"))
 
-UNTRIED = (*APART, "indexer", SHARED, SPLIT)
+UNTRIED = (*APART, "indexer", SHARED, SPLIT, IN_CHUNKS)
 """What is served only by name: it was not yet tried with all others."""
 
 PRESETS = (*STATES[1:3], "compressed KV", "fp8 KV")
@@ -150,7 +150,7 @@ TABLE = Table(
     failing=[
         (UNTRIED,),
         (
-            (*PRESETS, IN_CHUNKS),
+            PRESETS,
             [
                 *("breakable prefill graphs", "page size 4", "page size 16", "page size 64"),
                 *("mixed batches", "no prefix cache", *HOST, "tree in Python", *DRAFTS[1:]),
@@ -175,7 +175,7 @@ TABLE = Table(
         (("priorities",), CHUNKS),
     ],
     # Not yet tried on a GPU.
-    devices=dict.fromkeys((*UNTRIED, *PRESETS, IN_CHUNKS, "images", "sessions"), "cpu"),
+    devices=dict.fromkeys((*UNTRIED, *PRESETS, "images", "sessions"), "cpu"),
     ranked={SHARED: "tp", SPLIT: "tp"},
     several={
         **dict.fromkeys(("tp", "pp"), WITH_RANKS),
