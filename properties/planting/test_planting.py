@@ -25,6 +25,7 @@ COUNTS = {
     "around-unseen5": 40,
     "around-unseen6": 42,
     "around-unseen7": 40,
+    "chunks": 9,
     "compressed-unseen": 20,
     "harmless": 8,
     "moves-unseen": 33,
