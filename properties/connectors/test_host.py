@@ -134,6 +134,17 @@ def test_a_lock_on_the_host_that_nobody_releases_is_found(
     assert engine.on_host(cache)["host kv"].locked == 0
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_without_a_cache_on_the_host_only_retracted_requests_have_slots_there(
+    cached: bool, copies: "Copies"
+) -> None:
+    """None of these is left while nothing runs, whether a tree in Rust tells what it has or not."""
+    cache = rust(RIGHT)
+    cache.cache_controller, copies.engine.cached_on_host = copies.controller, cached
+    found = copies.engine.on_host(cache)
+    assert found["host kv"].cached.tolist() == [0, 1, 2] * cached
+
+
 def test_allocations_without_room_on_the_host_are_counted(copies: "Copies") -> None:
     for found in (None, torch.tensor([1, 2]), None):
         hooked(copies.engine.handed_out, lambda *_, it=found: it, copies.host)

@@ -96,6 +96,8 @@ class Hosts(Following):
         """By name of copies from files, those to other host pools than that of the full layers."""
         self.host_locks = 0
         """How many locks of nodes on the host are held."""
+        self.cached_on_host = True
+        """Whether the prefix cache keeps KV on the host. Else only retracted requests have some."""
         self.copies_kv = False
         """Whether KV is copied to the host, or to another engine."""
         self.scheduling: Any = None
@@ -555,6 +557,8 @@ class Hosts(Following):
             if not at_rest(cache) or self.fetches:
                 return {}
             found = slots_of(cache, self.unfilled)
+            if not self.cached_on_host:
+                found = {name: replace(one, cached=one.cached[:0]) for name, one in found.items()}
             if maybe(found.get("host kv"), "locked") == 0:  # Some trees do not tell.
                 found["host kv"] = replace(found["host kv"], locked=self.host_locks)
             return found

@@ -199,6 +199,7 @@ class Models(Allocations):
         if others(arguments, RANKS):
             self.once = "it waits for other ranks"
         self.files = maybe(arguments, "hicache_storage_backend") is not None
+        self.cached_on_host = maybe(arguments, "enable_hierarchical_cache") is not False
         self.rewrites = maybe(arguments, "speculative_algorithm") is not None
         try:
             self.states = SglangStates.of(runner.req_to_token_pool)
