@@ -466,7 +466,7 @@ def chunks_of_indexer(
                 at += row.cached + row.computed
         lengths = [rows[number].cached + rows[number].computed for number in parts]
         longest, reused = max(lengths, default=0), int(maybe(chunk, "skip_kv_gather") is True)
-        right = {
+        right: dict[str, Sequence[int] | Tensor] = {
             "cu_seqlen_ks": firsts,
             "cu_seqlen_ke": lasts,
             "block_table": table[parts],
